@@ -469,8 +469,18 @@ pub const LOST_VERSION_BYTES: usize = 8;
 pub struct Flat {
     /// What frames up to this one placed is meant: the one that it began at, or one behind it.
     pub upto: Sequence,
-    /// None of these entries lies in an append before this one.
+    /// None of these entries lies in an append before this one; 0 if there was nothing to bring.
     pub from_append: u64,
+    /// None lies behind this one; 0 like the other.
+    pub to_append: u64,
+}
+
+impl Flat {
+    /// True if it names appends that can be.
+    #[must_use]
+    pub fn is_possible(&self) -> bool {
+        (self.from_append == 0) == (self.to_append == 0) && self.from_append <= self.to_append
+    }
 }
 
 /// In a mark of a clone's shard that reads from no parent any more; behind the lost versions, in front of all else there.
@@ -479,11 +489,12 @@ pub struct Flat {
 pub(crate) struct FlatFixed {
     pub(crate) upto: U64,
     pub(crate) from_append: U64,
+    pub(crate) to_append: U64,
 }
 const _: () = assert!(size_of::<FlatFixed>() == FLAT_BYTES);
 
 /// Bytes of the word, in a mark, that a shard is flat.
-pub const FLAT_BYTES: usize = 16;
+pub const FLAT_BYTES: usize = 24;
 
 /// In a mark of a shard that reads from a parent; behind the closed views and lost versions, in front of all else there.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -609,7 +620,8 @@ impl MarkBody {
             out.extend_from_slice(fixed.as_bytes());
         }
         if let Some(flat) = &self.flat {
-            let fixed = FlatFixed { upto: flat.upto.0.into(), from_append: flat.from_append.into() };
+            let (from_append, to_append) = (flat.from_append.into(), flat.to_append.into());
+            let fixed = FlatFixed { upto: flat.upto.0.into(), from_append, to_append };
             out.extend_from_slice(fixed.as_bytes());
         }
         if let Some(fork) = &self.fork {
@@ -749,8 +761,9 @@ impl MarkBody {
             return Ok((rest, None));
         }
         let (rest, fixed) = FlatFixed::ref_from_suffix(rest).map_err(|_| cut("mark of a flat shard is cut short"))?;
-        let flat = Flat { upto: Sequence(fixed.upto.get()), from_append: fixed.from_append.get() };
-        match flat.upto.0 < pins::KEPT_MAX && flat.from_append > 0 {
+        let (from_append, to_append) = (fixed.from_append.get(), fixed.to_append.get());
+        let flat = Flat { upto: Sequence(fixed.upto.get()), from_append, to_append };
+        match flat.upto.0 < pins::KEPT_MAX && flat.is_possible() {
             true => Ok((rest, Some(flat))),
             false => Err(cut("mark of a flat shard that makes no sense")),
         }

@@ -83,7 +83,7 @@ layouts! {
     EntryFixed { driver, number, sequence }
     ClosedFixed { view, published, secret }
     LostFixed { versions, reserved }
-    FlatFixed { upto, from_append }
+    FlatFixed { upto, from_append, to_append }
     ForkFixed { volume, index, reserved, snapshot, version, sequence }
     KeptFixed { as_of, whole_from }
     LearnedFixed { since, upto, from_append }

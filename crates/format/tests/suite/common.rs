@@ -254,7 +254,7 @@ pub fn lost_frame() -> Frame {
 
 /// The same of a clone's shard that has all of what it read from its parent.
 pub fn flat_frame() -> Frame {
-    let flat = Flat { upto: Sequence(8_000), from_append: 4_321 };
+    let flat = Flat { upto: Sequence(8_000), from_append: 4_321, to_append: 4_330 };
     let body = MarkBody { flat: Some(flat), ..mark_body() };
     FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
 }

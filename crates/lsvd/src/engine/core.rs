@@ -9,6 +9,7 @@ use super::queue::{Job, Queued};
 use super::rot::Rot;
 use crate::CleanMutant;
 use crate::log::geometry::{Geometry, LAST_SEGMENTS, OpenSegment};
+use crate::log::lost::LostAppends;
 use crate::log::openings::Opened;
 use crate::log::place::At;
 use crate::log::segments::{SegmentState, Segments};
@@ -55,11 +56,11 @@ pub(crate) struct Core {
     /// The segment that is opened as soon as the open one has its index.
     pub opening: Option<u32>,
     pub next_append: u64,
-    /// Shards that learn map entries from a peer, and the append since which these come.
-    pub learning: BTreeMap<ShardId, u64>,
-    /// Forks that entries of what they read from their parents were brought to since this log was opened, and the append since
-    /// which these come.
-    pub flattening: BTreeMap<ShardId, u64>,
+    /// Shards that learn map entries from a peer, and the first and the last append with some of these.
+    pub learning: BTreeMap<ShardId, (u64, u64)>,
+    /// Forks that entries of what they read from their parents were brought to since this log was opened, and the first and the
+    /// last append with some of these.
+    pub flattening: BTreeMap<ShardId, (u64, u64)>,
     pub next_seq: u64,
     /// Number of the segment that was opened last. Torn appends may have had those in between.
     pub last_seq: u64,
@@ -71,9 +72,9 @@ pub(crate) struct Core {
     pub damaged: u64,
     /// Highest append that was found to be lost then. Every append says so: it does not rely on that one.
     pub known_lost: u64,
-    /// Highest append that is lost, or may be: maps that were learned up to there don't count. Where in the log a segment
+    /// The appends that are lost then, or may be: maps that were learned up to the last one don't count. Where in the log a segment
     /// lay that is lost as a whole is not known, but there is an end to it.
-    pub unlearned: u64,
+    pub lost: LostAppends,
     /// The append that recovery applies.
     pub replaying: u64,
     /// The file system refused to let the device grow.
@@ -129,7 +130,7 @@ impl Core {
             proven: true,
             damaged: 0,
             known_lost: 0,
-            unlearned: 0,
+            lost: LostAppends::default(),
             replaying: u64::MAX,
             no_growth: false,
             growing: false,
@@ -322,12 +323,13 @@ impl Core {
         }
         let id = head.shard();
         let packing = self.packing();
-        let Self { shards, segs, maps, hints, forks, .. } = self;
+        let doubted = if head.kind() == FrameKind::Mark { self.doubted(id, at.append) } else { Vec::new() };
+        let Self { shards, segs, maps, hints, forks, lost, .. } = self;
         let by_counter = segs.leaves_out(RuleMutant::ChunkIsCounter);
         let fresh = |maps: &mut Maps, forks: &Forks| {
             let mut s = Shard::new(id, maps.new_slot(id));
             s.history.hint = hints.get(&id).cloned().unwrap_or_default();
-            s.history.read_by_forks = forks.of(id);
+            (s.history.read_by_forks, s.history.lost_to_forks) = (forks.of(id), forks.lost_of(id));
             (s.chunks.by_counter, s.chunks.packing) = (by_counter, packing);
             s
         };
@@ -335,6 +337,7 @@ impl Core {
             FrameKind::Mark => {
                 let body = MarkBody::decode(head.body()).map_err(|_| "mark that can't be read")?;
                 if body.deleted {
+                    forks.lose(id, doubted);
                     if let Some(shard) = shards.remove(&id) {
                         maps.slots.remove(&shard.slot);
                         shard.forget(at.segment, segs);
@@ -348,9 +351,13 @@ impl Core {
                     }
                     return Ok(());
                 }
-                forks.is_told(id);
                 let shard = shards.entry(id).or_insert_with(|| fresh(maps, forks));
-                shard.mark(head, &body, at, (self.damaged, self.unlearned), segs)
+                forks.is_told(id);
+                if body.whole || body.learned_upto > Sequence(0) {
+                    doubted.first().into_iter().for_each(|_| forks.has_lost(id));
+                    shard.history.lost_to_forks.add(doubted);
+                }
+                shard.mark(head, &body, at, (self.damaged, lost), segs)
             }
             FrameKind::Carry => {
                 let blocks = head.header().data_blocks();
@@ -423,11 +430,12 @@ impl Core {
         }
         body.closed = s.closed.still(shard, &self.segs).to_vec();
         if change.has_learned() {
-            body.learned_from_append = self.learning.get(&shard).copied().unwrap_or(self.next_append);
+            body.learned_from_append = self.learning.get(&shard).map_or(self.next_append, |l| l.0);
         }
-        let begun = if change.has_learned() { &self.learning } else { &self.flattening };
         let first = self.open.as_ref().map_or(0, |o| o.first_append);
-        s.flat_for_mark(begun.get(&shard).copied().unwrap_or(self.next_append), first, &mut body);
+        let learned = self.learning.get(&shard).filter(|_| change.has_learned());
+        let brought = learned.into_iter().chain(self.flattening.get(&shard)).copied();
+        s.flat_for_mark(brought.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))), first, &mut body);
         self.local_frame(shard, &tip, body.committed, FrameKind::Mark, &body.encode(), Vec::new())
     }
 

@@ -45,6 +45,29 @@ impl Core {
         }
     }
 
+    /// Versions of a parent that forks read and of which, when the log had come to an append, nobody may have thought: behind a
+    /// fork's last mark something is lost, which may have been the word that it is flat.
+    pub fn doubted(&self, parent: ShardId, append: u64) -> Vec<Version> {
+        if self.lost.is_empty() {
+            return Vec::new();
+        }
+        let of_parent = self.forks.all().filter(|(_, f)| f.parent == parent);
+        let may_be_flat = |shard: &ShardId| {
+            self.shards.get(shard).is_some_and(|s| self.lost.has_any(s.last_mark + 1, append.saturating_sub(1)))
+        };
+        of_parent.filter(|(shard, _)| may_be_flat(shard)).map(|(_, f)| f.version).collect()
+    }
+
+    /// The log was replayed: forks that may have been flat.
+    pub fn note_unsure_forks(&mut self) {
+        let unsure = |(shard, _): (ShardId, Fork)| {
+            let last = self.shards.get(&shard)?.last_mark;
+            self.lost.has_any(last + 1, u64::MAX).then_some(shard)
+        };
+        let unsure: Vec<ShardId> = self.forks.all().filter_map(unsure).collect();
+        unsure.into_iter().for_each(|shard| self.forks.is_unsure(shard));
+    }
+
     fn tell_parent(&mut self, fork: &Fork) {
         let mut read = self.forks.of(fork.parent);
         if self.segs.leaves_out(RuleMutant::ForksForgotten) {

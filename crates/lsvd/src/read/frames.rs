@@ -353,6 +353,12 @@ impl<D: Device> Engine<D> {
             }
             at = end;
         }
+        if next.is_none() {
+            // A parent that has lost all of it has no entry to ask for.
+            let core = self.inner.core.borrow();
+            core.check_line(shard)?;
+            core.no_holes(shard, asked)?;
+        }
         let data = self.fetch(shard, &g.plan).await?;
         Ok((g.body, data, next.map(|n| n.lba)))
     }

@@ -9,6 +9,7 @@
 //!   it all the time.
 //! - A fork that is flat has all that it read, or it misses the frames up to its beginning.
 
+use crate::log::lost::LostAppends;
 use crate::shard::Shard;
 use crate::shard::forks::{ForkPoint, lost_by};
 use crate::shard::holes::Hole;
@@ -85,34 +86,32 @@ impl Shard {
         let is_empty = self.tip.name.sequence == Sequence(0);
         let fork = change.fork.filter(|_| is_empty).or(self.fork);
         body.fork = fork.filter(|_| !change.flat);
-        // With a whole map comes all that it would read.
-        let ends = fork.filter(|_| change.flat && !body.whole);
-        body.flat = ends.map(|f| Flat { upto: f.sequence.max(body.learned_upto), from_append: 0 });
+        let ends = fork.filter(|_| change.flat);
+        body.flat = ends.map(|f| Flat { upto: f.sequence.max(body.learned_upto), from_append: 0, to_append: 0 });
     }
 
-    /// Puts into a mark how it became flat. Its own word says that none of the entries lies before append `from`. It is repeated in
-    /// the segment that begins with append `first`, if the first one is in that, too: a loss in a segment that is closed is told by
-    /// the segment.
-    pub fn flat_for_mark(&self, from: u64, first: u64, body: &mut MarkBody) {
+    /// Puts into a mark how it became flat. Its own word says in which appends the entries are. It is repeated in the segment that
+    /// begins with append `first`, if the first one is in that, too: a loss in a segment that is closed is told by the segment.
+    pub fn flat_for_mark(&self, brought: Option<(u64, u64)>, first: u64, body: &mut MarkBody) {
         if let Some(flat) = &mut body.flat {
-            flat.from_append = from;
+            (flat.from_append, flat.to_append) = brought.unwrap_or_default();
             return;
         }
-        let again = |e: &&Ended| first > 0 && e.append >= first && body.fork.is_none() && !body.whole;
+        let again = |e: &&Ended| first > 0 && e.append >= first && body.fork.is_none();
         body.flat = self.ended.as_ref().filter(again).map(|e| e.flat);
     }
 
-    /// From now on it reads from this parent, or from none, as a mark in append `at` says. Appends up to `unlearned` may be lost, or
-    /// whole segments are, with all that lay behind the last mark (`segment_lost`).
-    pub fn take_fork(&mut self, body: &MarkBody, at: u64, unlearned: u64, segment_lost: bool) {
-        let before = std::mem::replace(&mut self.fork, body.fork).filter(|_| body.fork.is_none() && !body.whole);
-        let flat = body.flat.filter(|_| body.fork.is_none() && !body.whole);
+    /// From now on it reads from this parent, or from none, as a mark in append `at` says. Some appends may be lost, or whole
+    /// segments are, with all that lay behind the last mark (`segment_lost`). Behind this comes what was learned instead.
+    pub fn take_fork(&mut self, body: &MarkBody, at: u64, appends: &LostAppends, segment_lost: bool) {
+        let before = std::mem::replace(&mut self.fork, body.fork).filter(|_| body.fork.is_none());
+        let flat = body.flat.filter(|_| body.fork.is_none());
         let known = std::mem::take(&mut self.ended);
         self.ended = flat.map(|flat| known.unwrap_or(Ended { flat, append: at }));
         let lost = match (flat, before) {
             // What the first of these marks says was judged there.
-            (Some(flat), _) if known.is_none() && unlearned >= flat.from_append => flat.upto,
-            (None, Some(fork)) if segment_lost && unlearned >= self.last_mark => fork.sequence,
+            (Some(flat), _) if known.is_none() && appends.has_any(flat.from_append, flat.to_append) => flat.upto,
+            (None, Some(fork)) if segment_lost && appends.last() >= self.last_mark => fork.sequence,
             _ => return,
         };
         self.lose_upto(lost.min(self.tip.name.sequence).0);

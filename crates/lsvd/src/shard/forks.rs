@@ -56,6 +56,11 @@ pub(crate) struct Forks {
     by_parent: BTreeMap<ShardId, Read>,
     /// Versions that are lost to forks of parents that are not here: their first frames are on the way to the log.
     lost: BTreeMap<ShardId, LostVersions>,
+    /// Those that may have been flat: behind their last mark something of the log is lost. They say that they are forks in front of
+    /// whatever takes the place of what their parents have.
+    unsure: BTreeSet<ShardId>,
+    /// Parents of which versions are taken for lost to forks that may have been flat, and no mark says so yet.
+    untold: BTreeSet<ShardId>,
 }
 
 /// Versions of a parent that are lost to its forks: so many as a mark can name. If there are that many, all lower ones are
@@ -144,6 +149,34 @@ impl Forks {
     /// Losses of a parent that is not here yet.
     pub fn lost_of(&self, parent: ShardId) -> LostVersions {
         self.lost.get(&parent).cloned().unwrap_or_default()
+    }
+
+    /// These are lost to forks of a parent that ends.
+    pub fn lose(&mut self, parent: ShardId, versions: Vec<Version>) {
+        if !versions.is_empty() {
+            self.lost.entry(parent).or_default().add(versions);
+            self.untold.insert(parent);
+        }
+    }
+
+    /// The same of one that is here: it has to say so.
+    pub fn has_lost(&mut self, parent: ShardId) {
+        self.untold.insert(parent);
+    }
+
+    /// A parent that has to say what is lost to its forks: one that is here, or whose frame is next. It is taken to have said it.
+    pub fn take_untold(&mut self, is_next: impl Fn(&ShardId) -> bool) -> Option<ShardId> {
+        self.untold.extract_if(.., |parent| is_next(parent)).next()
+    }
+
+    pub fn is_unsure(&mut self, shard: ShardId) {
+        self.unsure.insert(shard);
+    }
+
+    /// The forks of a parent that have to say that they are; they are taken to have said it.
+    pub fn take_unsure(&mut self, parent: ShardId) -> Vec<ShardId> {
+        let all = &self.all;
+        self.unsure.extract_if(.., |s| all.get(s).is_some_and(|f| f.parent == parent)).collect()
     }
 
     /// The parent says so itself from now on.

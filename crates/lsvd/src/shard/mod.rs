@@ -24,6 +24,7 @@ pub mod places;
 pub mod tip;
 pub mod unfit;
 
+use crate::log::lost::LostAppends;
 use crate::log::place::{At, NUMBER_MAX};
 use crate::log::segments::Segments;
 use crate::map::extents::{Crcs, Extent, ExtentMap, Outcome};
@@ -622,13 +623,13 @@ impl Shard {
     }
 
     /// Applies a mark: takes what is newer in it. `head` is the mark's own. Appends up to `damaged` are known to be lost,
-    /// and of a map that was learned up to `unlearned` a part may be.
+    /// and of a map that was learned up to the last of `lost` a part may be.
     pub fn mark(
         &mut self,
         head: &FrameHead,
         body: &MarkBody,
         at: At,
-        (damaged, unlearned): (u64, u64),
+        (damaged, lost): (u64, &LostAppends),
         segs: &mut Segments,
     ) -> Result<(), &'static str> {
         segs.note(at.segment, self.id, None);
@@ -664,14 +665,14 @@ impl Shard {
         }
         self.take_place(s, h.hid(), segs);
         let last = self.tip.name.sequence;
-        let lost_since = self.lost_since(body, damaged, unlearned);
+        let lost_since = self.lost_since(body, damaged, lost.last());
         if s > last {
             self.add_hole(last.0 + 1, s.0, is_lost || self.may_miss(damaged), self.tip.version);
             self.jump(head, body, at, segs);
         } else {
             self.fill_in(s, body);
         }
-        self.take_fork(body, at.append, unlearned, damaged == u64::MAX);
+        self.take_fork(body, at.append, lost, damaged == u64::MAX);
         (self.last_append, self.last_mark) = (at.append, at.append);
         // Whatever else came between, this is what was known when the mark was written.
         self.suspect = body.suspect_tail || at.append <= self.refused;

@@ -222,6 +222,315 @@ fn a_fork_is_not_flat_by_entries_that_are_lost() {
     }
 }
 
+/// A map of what lies behind the fork's beginning comes later: with the word that it is flat, or behind it. It brought nothing of
+/// what the fork read, but ended it as if it had.
+async fn flat_and_a_map_of_later(options: Options, at_once: bool) {
+    let mut log = Log::new(options).await;
+    let (_, _, fork, model) = parent_and_fork(&log).await;
+    let mut other = Chain::new(OTHER);
+    let map = Told::by(&log.rig, C).await.unwrap().goes_on(fork.sequence, fork.sequence);
+    let carry = log.bring(C).await;
+    let mut lost = vec![carry];
+    if at_once {
+        others(&log, &mut other, 3).await;
+        log.mark(C, map.clone()).await;
+        log.mark(C, MarkChange { flat: true, ..map }).await;
+    } else {
+        lost.push(log.mark(C, flat()).await);
+        others(&log, &mut other, 3).await;
+        log.mark(C, map).await;
+    }
+    others(&log, &mut other, 3).await;
+    log = log.without(&lost).await;
+    keeps_to_that(log, &mut other, Some(fork.sequence), &model).await;
+}
+
+#[test]
+fn a_map_of_what_came_later_makes_no_fork_flat() {
+    for options in [TINY, Options::of_workers(1)] {
+        for at_once in [false, true] {
+            local(flat_and_a_map_of_later(options, at_once));
+        }
+    }
+}
+
+/// What is lost is not what a fork was made flat by: its mark alone, something that came in between, or something on either side.
+/// Each of these was taken for it.
+#[test]
+fn a_fork_is_flat_if_none_of_its_entries_is_lost() {
+    for which in 0..4 {
+        local(async move {
+            let mut log = Log::new(TINY).await;
+            let mut other = Chain::new(OTHER);
+            let before = others(&log, &mut other, 1).await;
+            let (_, _, _, model) = parent_and_fork(&log).await;
+            log.bring(C).await;
+            let between = others(&log, &mut other, 4).await - 2;
+            let mark = log.mark(C, flat()).await;
+            let behind = others(&log, &mut other, 4).await - 2;
+            log.mark(C, MarkChange::default()).await;
+            others(&log, &mut other, 3).await;
+            let lost = [vec![mark], vec![between], vec![before, behind], vec![between, mark]][which].clone();
+            log = log.without(&lost).await;
+            keeps_to_that(log, &mut other, None, &model).await;
+        });
+    }
+}
+
+/// A parent has no entry left, as all that it had is lost: nothing was asked for, and its fork counted as flat.
+#[test]
+fn a_fork_is_not_flat_by_a_parent_that_has_lost_all() {
+    for is_given_up in [false, true] {
+        local(async move {
+            let log = Log::new(TINY).await;
+            let (mut a, mut other) = (Chain::new(A), Chain::new(OTHER));
+            others(&log, &mut other, 1).await;
+            let lost = log.frame(a.frame(&[data(0, 100)])).await;
+            log.fork(&mut a, C).await;
+            others(&log, &mut other, 3).await;
+            let log = log.without(&[lost]).await;
+            if is_given_up {
+                let given_up = Learned { upto: Sequence(1), given_up: ViewNumber(9), ..Learned::default() };
+                log.mark(A, MarkChange { learned: Some(Box::new(given_up)), ..MarkChange::default() }).await;
+            }
+            assert_eq!(log.rig.engine.state(A).unwrap().holes.is_empty(), is_given_up);
+            let e = log.rig.engine.inherited_entries(C, Lba(0), 1 << 20).await.unwrap_err();
+            assert_eq!(e.kind, ErrorKind::Corrupt, "given up {is_given_up}: {e}");
+            log.rig.stop().await;
+        });
+    }
+}
+
+/// The log is the only copy, and what a fork was made flat by is lost and taken for lost. That is no news at later starts; what a
+/// fork of the fork read stays lost to it.
+async fn accepted(options: Options, and_mark: bool) {
+    let mut log = Log::new(options).await;
+    let (_, mut c, _, model) = parent_and_fork(&log).await;
+    let mut other = Chain::new(OTHER);
+    log.frame(c.view_frame(2, 9)).await;
+    log.frame(c.frame(&[data(3, 400)])).await;
+    log.fork(&mut c, D).await;
+    let mut lost = vec![log.bring(C).await];
+    let mark = log.mark(C, flat()).await;
+    if and_mark {
+        lost.push(mark);
+        others(&log, &mut other, 3).await;
+        log.mark(C, MarkChange::default()).await;
+    }
+    others(&log, &mut other, 3).await;
+    log = log.without(&lost).await;
+    assert!(right_or_lost(&log.rig, C, None, &model, 2).await > 0);
+    log.rig.stop().await;
+    erase_checkpoints(&log.device).await;
+    let (engine, _) = open_log_with(log.device.clone(), &expect(), options).await.unwrap();
+    assert!(engine.lost().iter().any(|l| l.shard == C && l.frames[0].0 == Sequence(1)));
+    engine.accept_loss().await.unwrap();
+    log.rig = open(&log.device, options).await;
+    for start in 0..4 {
+        let state = log.rig.engine.state(C).unwrap();
+        assert_eq!((state.fork, &state.holes[..], state.given_up.0 > 0), (None, &[][..], true), "start {start}");
+        let left = log.rig.read_all(C, BLOCKS + 1).await.unwrap();
+        let own = [(3, Cell8::Data(403)), (4, Cell8::Data(404))];
+        assert_eq!(left, (0..3).map(|b| (b, Cell8::Trim)).chain(own).collect(), "start {start}");
+        assert_eq!(log.rig.read_all(D, BLOCKS).await.unwrap_err().kind, ErrorKind::Corrupt, "start {start}");
+        assert_eq!(log.rig.engine.inherited_entries(D, Lba(0), 1 << 20).await.unwrap_err().kind, ErrorKind::Corrupt);
+        if start == 1 {
+            log.rig.engine.checkpoint().await.unwrap();
+        }
+        if start == 2 {
+            erase_checkpoints(&log.device).await;
+        }
+        others(&log, &mut other, 1).await;
+        log = log.again().await;
+    }
+    log.rig.stop().await;
+}
+
+#[test]
+fn what_a_fork_was_made_flat_by_is_taken_for_lost() {
+    for options in [TINY, Options::of_workers(1)] {
+        for and_mark in [false, true] {
+            local(accepted(options, and_mark));
+        }
+    }
+}
+
+/// The tails of all shards were compared with those of others.
+async fn trust_all(log: &Log) {
+    let is_suspect = |s: &ShardId| log.rig.engine.state(*s).is_some_and(|s| s.suspect_tail);
+    for shard in [A, C, D, OTHER].into_iter().filter(is_suspect) {
+        log.mark(shard, MarkChange { trusted: true, ..MarkChange::default() }).await;
+    }
+}
+
+/// What a fork was made flat by is lost, and the log goes on for a long time: the marks that tell of it must not go.
+#[test]
+fn a_fork_misses_what_it_lost_however_long_the_log_goes_on() {
+    for options in [TINY, Options::of_workers(1)] {
+        local(async move {
+            let mut log = Log::new(options).await;
+            let (_, _, fork, model) = parent_and_fork(&log).await;
+            let mut other = Chain::new(OTHER);
+            let carry = log.bring(C).await;
+            log.mark(C, flat()).await;
+            let behind = others(&log, &mut other, 3).await;
+            log = log.without(&[carry]).await;
+            trust_all(&log).await;
+            let state = log.rig.engine.state(C).unwrap();
+            assert_eq!((state.suspect_tail, &state.holes[..]), (false, &[(Sequence(1), fork.sequence)][..]));
+            for _ in 0..200 {
+                fill(&log, &mut other, 100).await;
+            }
+            assert!(log.has_append(behind).await && !is_open_at(&log, behind).await, "{:?}", log.rig.engine.lost());
+            log = log.without(&[]).await;
+            keeps_to_that(log, &mut other, Some(fork.sequence), &model).await;
+        });
+    }
+}
+
+/// How a parent comes to have other things than those that it had for its fork.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Anew {
+    /// It ended, and a map came.
+    Map,
+    /// It ended, and other frames came.
+    Frames,
+    /// The same, and these came when the word was lost.
+    Late,
+    /// A map came in place of a lost frame.
+    Learned,
+    /// It is as it was.
+    Same,
+}
+
+/// Frames of another parent of that name.
+async fn other_frames(log: &Log) -> Chain {
+    let mut a = Chain::new(A);
+    for fill in [100, 600, 700, 800] {
+        log.frame(a.frame(&[data(1, fill)])).await;
+    }
+    log.commit(&mut a);
+    a
+}
+
+/// A fork was flat when its parent lost what it had read, so nobody named that as lost. Then the word that it is flat is lost with
+/// what it was made flat by: it is a fork again.
+async fn fork_again(options: Options, anew: Anew, and_carry: bool, goes_on: bool) {
+    let mut log = Log::new(options).await;
+    let (mut a, _, _, model) = parent_and_fork(&log).await;
+    let mut other = Chain::new(OTHER);
+    log.commit(&mut a);
+    let told = Told::by(&log.rig, A).await.unwrap();
+    let carry = log.bring(C).await;
+    let mark = log.mark(C, flat()).await;
+    others(&log, &mut other, 3).await;
+    match anew {
+        Anew::Map => {
+            log.put(Record::Forget { shard: A, promised: ViewNumber(0) }).await;
+            told.give(&log.rig, told.goes_on(Sequence(0), Sequence(0))).await;
+        }
+        Anew::Frames | Anew::Late => {
+            log.put(Record::Forget { shard: A, promised: ViewNumber(0) }).await;
+            if anew == Anew::Frames {
+                other_frames(&log).await;
+            }
+        }
+        Anew::Learned => {
+            log = log.without(&[2]).await;
+            told.give(&log.rig, learned(Sequence(1), Sequence(2))).await;
+            assert!(log.rig.engine.state(A).unwrap().holes.is_empty());
+        }
+        Anew::Same => {}
+    }
+    others(&log, &mut other, 3).await;
+    let lost = if and_carry { vec![carry, mark] } else { vec![mark] };
+    log = log.without(&lost).await;
+    if anew == Anew::Late {
+        while goes_on && is_open_at(&log, mark + 4).await {
+            fill(&log, &mut other, 100).await;
+        }
+        // Blocks that nobody writes over keep the segment of the frames.
+        a = other_frames(&log).await;
+        fill(&log, &mut a, 200).await;
+    }
+    if goes_on {
+        // The segments that tell of it go.
+        trust_all(&log).await;
+        for _ in 0..200 {
+            fill(&log, &mut other, 100).await;
+            if anew == Anew::Late && !log.has_append(mark + 4).await {
+                break;
+            }
+        }
+        log = log.without(&[]).await;
+    }
+    for start in 0..4 {
+        assert!(log.rig.engine.state(C).unwrap().fork.is_some());
+        let lost = right_or_lost(&log.rig, C, None, &model, BLOCKS).await;
+        assert_eq!(
+            lost > 0,
+            anew != Anew::Same,
+            "{anew:?}, goes on {goes_on}, start {start}: {lost} blocks can't be read"
+        );
+        assert_eq!(log.rig.engine.check_inherited(C).is_ok(), lost == 0, "{anew:?}, start {start}");
+        if start == 1 {
+            log.rig.engine.checkpoint().await.unwrap();
+        }
+        if start == 2 {
+            erase_checkpoints(&log.device).await;
+        }
+        others(&log, &mut other, 1).await;
+        log = log.again().await;
+    }
+    log.rig.stop().await;
+}
+
+#[test]
+fn a_fork_that_is_one_again_reads_nothing_that_its_parent_lost_meanwhile() {
+    for options in [TINY, Options::of_workers(1)] {
+        for anew in [Anew::Map, Anew::Frames, Anew::Late, Anew::Learned, Anew::Same] {
+            for (and_carry, goes_on) in [(true, false), (true, true), (false, true)] {
+                local(fork_again(options, anew, and_carry, goes_on));
+            }
+        }
+    }
+}
+
+/// Something is lost behind the mark of a fork, and of its parent, too. A peer tells all that the parent's pin needs: the fork reads
+/// on, at later starts, too.
+#[test]
+fn a_fork_that_was_thought_of_reads_on() {
+    for options in [TINY, Options::of_workers(1)] {
+        local(async move {
+            let mut log = Log::new(options).await;
+            let (mut a, mut other) = (Chain::new(A), Chain::new(OTHER));
+            log.frame(a.frame(&[data(0, 100)])).await;
+            log.frame(a.frame(&[data(1, 200)])).await;
+            log.fork(&mut a, C).await;
+            others(&log, &mut other, 1).await;
+            let lost = log.frame(a.frame(&[data(1, 300)])).await;
+            log.frame(a.frame(&[data(3, 400)])).await;
+            log.commit(&mut a);
+            let told = Told::by(&log.rig, A).await.unwrap();
+            others(&log, &mut other, 3).await;
+            log = log.without(&[lost]).await;
+            assert_eq!(log.rig.engine.state(A).unwrap().holes.len(), 1);
+            told.give(&log.rig, learned(Sequence(3), Sequence(4))).await;
+            let mut model = Model::new();
+            [data(0, 100), data(1, 200)].iter().for_each(|op| op.apply(&mut model));
+            for start in 0..4 {
+                let lost = right_or_lost(&log.rig, C, None, &model, BLOCKS).await;
+                assert_eq!(lost, 0, "start {start}");
+                log.rig.engine.check_inherited(C).unwrap();
+                others(&log, &mut other, 1).await;
+                log = log.again().await;
+                erase_checkpoints(&log.device).await;
+            }
+            log.rig.stop().await;
+        });
+    }
+}
+
 /// Something that came behind the entries is lost, and that is known, when it goes on to be made flat; these are lost only then,
 /// in a segment that is open still. What was brought before a start was relied on.
 #[test]
@@ -337,6 +646,9 @@ fn a_fork_is_flat_when_the_mark_that_said_so_is_gone() {
             others(&log, &mut other, 3).await;
             log = log.without(&[unrelated]).await;
             log.put(Record::Repair(frame)).await;
+            // What is not known to be whole keeps the segment with the damage.
+            trust_all(&log).await;
+            assert_eq!(log.rig.engine.lost().len(), 0);
             for _ in 0..600 {
                 fill(&log, &mut other, 100).await;
                 if !log.has_append(mark).await {

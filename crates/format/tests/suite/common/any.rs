@@ -160,7 +160,11 @@ pub fn mark_body() -> impl Strategy<Value = MarkBody> {
                 learned_since: Sequence(since),
                 learned_upto: Sequence(upto),
                 learned_from_append: append,
-                flat: (append % 7 < 3).then(|| Flat { upto: Sequence(upto >> 2), from_append: append.max(1) }),
+                flat: (append % 7 < 3).then(|| Flat {
+                    upto: Sequence(upto >> 2),
+                    from_append: append.min(since),
+                    to_append: if append.min(since) > 0 { append.max(since) } else { 0 },
+                }),
                 given_up: ViewNumber(append / 3),
                 view_frame: view.map(|f| f.head),
                 requests: Requests {

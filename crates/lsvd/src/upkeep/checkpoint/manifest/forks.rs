@@ -29,6 +29,7 @@ impl Out {
             self.u32(s.slot);
             self.u64(ended.flat.upto.0);
             self.u64(ended.flat.from_append);
+            self.u64(ended.flat.to_append);
             self.u64(ended.append);
             self.end(item);
         }
@@ -75,9 +76,10 @@ impl In<'_> {
 
     pub fn flat(&mut self) -> Option<(u32, Ended)> {
         let slot = self.u32()?;
-        let flat = Flat { upto: Sequence(self.number()?), from_append: self.log_number()? };
+        let upto = Sequence(self.number()?);
+        let flat = Flat { upto, from_append: self.log_number()?, to_append: self.log_number()? };
         let ended = Ended { flat, append: self.log_number()? };
-        (flat.from_append > 0 && flat.from_append <= ended.append).then_some((slot, ended))
+        (flat.is_possible() && flat.to_append <= ended.append).then_some((slot, ended))
     }
 }
 
@@ -94,9 +96,9 @@ mod tests {
 
     #[test]
     fn flat_shards_that_can_not_be_are_refused() {
-        let read = |upto, from_append, append| {
+        let read = |upto, (from_append, to_append), append| {
             let (mut out, mut s) = (Out::default(), Shard::new(ShardId::new(1, 0), 1));
-            let ended = Ended { flat: Flat { upto: Sequence(upto), from_append }, append };
+            let ended = Ended { flat: Flat { upto: Sequence(upto), from_append, to_append }, append };
             s.ended = Some(ended);
             out.shard(&s, 1);
             out.fork(&s);
@@ -104,8 +106,11 @@ mod tests {
             let read = Manifest::decode(&out.bytes);
             read.map(|m| assert_eq!(m.flats, [(1, ended)])).is_ok()
         };
-        assert!(read(7, 3, 5) && read(7, 5, 5));
-        assert!(!read(7, 0, 5) && !read(7, 6, 5) && !read(NUMBER_MAX, 3, 5) && !read(7, 3, u64::MAX));
+        assert!(read(7, (3, 4), 5) && read(7, (5, 5), 5) && read(7, (0, 0), 5));
+        for appends in [(0, 1), (4, 3), (3, 0), (3, 6), (6, 6), (3, u64::MAX)] {
+            assert!(!read(7, appends, 5), "{appends:?}");
+        }
+        assert!(!read(NUMBER_MAX, (3, 4), 5) && !read(7, (3, 4), u64::MAX));
     }
 
     /// Each of these counted a fork that nothing takes back, or made a parent wait for itself.
