@@ -467,7 +467,7 @@ pub const LOST_VERSION_BYTES: usize = 8;
 /// How a clone's shard came to have all that it read from its parents: entries in front of its mark brought it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flat {
-    /// What frames up to this one placed is meant: the one that it began at, or one behind it.
+    /// They brought what frames up to this one had placed: the one that it began at, or one behind it.
     pub upto: Sequence,
     /// None of these entries lies in an append before this one; 0 if there was nothing to bring.
     pub from_append: u64,
@@ -755,7 +755,7 @@ impl MarkBody {
         Ok((rest, Some(fork.read()?)))
     }
 
-    /// What a body says at its end of how its shard became flat, and the bytes in front of that.
+    /// The word on how its shard became flat, at the end of a body, and the bytes in front of that.
     fn flat_behind(rest: &[u8], flags: u32) -> Result<(&[u8], Option<Flat>)> {
         if flags & MARK_FLAT == 0 {
             return Ok((rest, None));

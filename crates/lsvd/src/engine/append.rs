@@ -456,20 +456,12 @@ impl Core {
     fn note_marks(&mut self) {
         match self.queue.front() {
             Some(Queued::Record(Record::Carry { shard, body, .. })) => {
-                let number = self.next_append;
-                self.learning.entry(*shard).or_insert((number, number)).1 = number;
                 let fork = self.shards.get(shard).and_then(|s| s.fork);
-                if fork.is_some_and(|f| body.entries.iter().any(|e| e.sequence <= f.sequence)) {
-                    self.flattening.entry(*shard).or_insert((number, number)).1 = number;
-                }
+                let inherited = fork.is_some_and(|f| body.entries.iter().any(|e| e.sequence <= f.sequence));
+                self.brought.carry(*shard, self.next_append, inherited);
             }
             Some(Queued::Record(Record::Mark { shard, change, .. })) => {
-                if change.has_learned() || change.flat {
-                    self.learning.remove(shard);
-                }
-                if change.flat {
-                    self.flattening.remove(shard);
-                }
+                self.brought.told(*shard, change);
                 // Marks that come behind it in the same append are not to say otherwise.
                 if let Some(s) = self.shards.get_mut(shard).filter(|_| change.trusted) {
                     s.suspect = false;
@@ -479,10 +471,7 @@ impl Core {
                     self.fork_comes(shard, &fork);
                 }
             }
-            Some(Queued::Record(Record::Forget { shard, .. })) => {
-                self.learning.remove(shard);
-                self.flattening.remove(shard);
-            }
+            Some(Queued::Record(Record::Forget { shard, .. })) => self.brought.forget(*shard),
             _ => {}
         }
     }

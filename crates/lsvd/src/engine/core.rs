@@ -3,6 +3,7 @@
 //! Invariants: maps and indexes change only by `apply_entry`, with frames that are durable (or were found so by
 //! recovery). Nothing here is borrowed across an await.
 
+use super::brought::Brought;
 use super::cleaning::Cleaning;
 use super::moves::Moves;
 use super::queue::{Job, Queued};
@@ -56,11 +57,7 @@ pub(crate) struct Core {
     /// The segment that is opened as soon as the open one has its index.
     pub opening: Option<u32>,
     pub next_append: u64,
-    /// Shards that learn map entries from a peer, and the first and the last append with some of these.
-    pub learning: BTreeMap<ShardId, (u64, u64)>,
-    /// Forks that entries of what they read from their parents were brought to since this log was opened, and the first and the
-    /// last append with some of these.
-    pub flattening: BTreeMap<ShardId, (u64, u64)>,
+    pub brought: Brought,
     pub next_seq: u64,
     /// Number of the segment that was opened last. Torn appends may have had those in between.
     pub last_seq: u64,
@@ -122,8 +119,7 @@ impl Core {
             stale_footer: false,
             opening: None,
             next_append: 1,
-            learning: BTreeMap::new(),
-            flattening: BTreeMap::new(),
+            brought: Brought::default(),
             next_seq: 1,
             last_seq: 0,
             opened: Opened::default(),
@@ -430,12 +426,10 @@ impl Core {
         }
         body.closed = s.closed.still(shard, &self.segs).to_vec();
         if change.has_learned() {
-            body.learned_from_append = self.learning.get(&shard).map_or(self.next_append, |l| l.0);
+            body.learned_from_append = self.brought.learned_from(shard).unwrap_or(self.next_append);
         }
         let first = self.open.as_ref().map_or(0, |o| o.first_append);
-        let learned = self.learning.get(&shard).filter(|_| change.has_learned());
-        let brought = learned.into_iter().chain(self.flattening.get(&shard)).copied();
-        s.flat_for_mark(brought.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))), first, &mut body);
+        s.flat_for_mark(self.brought.flat_by(shard, change), first, &mut body);
         self.local_frame(shard, &tip, body.committed, FrameKind::Mark, &body.encode(), Vec::new())
     }
 

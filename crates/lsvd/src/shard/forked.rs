@@ -11,19 +11,12 @@
 
 use crate::log::lost::LostAppends;
 use crate::shard::Shard;
-use crate::shard::forks::{ForkPoint, lost_by};
+use crate::shard::forks::{Ended, ForkPoint, lost_by};
 use crate::shard::holes::Hole;
 use crate::{Base, KeptState, MarkChange};
 use freebs_format::{Flat, FrameHead, MarkBody};
 use freebs_types::{Error, Fork, Result, Sequence, Version, limits};
 use std::collections::BTreeSet;
-
-/// How a fork became flat, and the append of the first mark that says so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ended {
-    pub flat: Flat,
-    pub append: u64,
-}
 
 impl Shard {
     /// True if a version is kept by what is committed, or by another fork, and is all there.
@@ -81,6 +74,16 @@ impl Shard {
         self.history.read_by_forks.keys().any(|p| p.sequence <= last && !self.history.lost_to_forks.has(p.version))
     }
 
+    /// How it became flat, if a mark of the newest segments with some says so.
+    pub fn ended(&self) -> Option<&Ended> {
+        self.ended.as_ref()
+    }
+
+    /// As a checkpoint has it.
+    pub fn set_ended(&mut self, ended: Ended) {
+        self.ended = Some(ended);
+    }
+
     /// Puts into a mark what it reads from, if it does. One that ends that says of which frames entries are here instead.
     pub fn fork_for_mark(&self, change: &MarkChange, body: &mut MarkBody) {
         let is_empty = self.tip.name.sequence == Sequence(0);
@@ -109,7 +112,7 @@ impl Shard {
         let known = std::mem::take(&mut self.ended);
         self.ended = flat.map(|flat| known.unwrap_or(Ended { flat, append: at }));
         let lost = match (flat, before) {
-            // What the first of these marks says was judged there.
+            // The first of these marks was judged already.
             (Some(flat), _) if known.is_none() && appends.has_any(flat.from_append, flat.to_append) => flat.upto,
             (None, Some(fork)) if segment_lost && appends.last() >= self.last_mark => fork.sequence,
             _ => return,

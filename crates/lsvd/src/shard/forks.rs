@@ -6,7 +6,7 @@
 //! - A fork's own entries are newer than all that it reads from its parent (rule E2), so one below the other is right.
 
 use crate::shard::history::pins::PinOp;
-use freebs_format::{FrameHead, Pin};
+use freebs_format::{Flat, FrameHead, Pin};
 use freebs_types::{Fork, Sequence, ShardId, SnapshotId, Version, limits};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,6 +37,13 @@ impl ForkPoint {
     pub fn is_of(&self, pin: &Pin) -> bool {
         (pin.version, pin.snapshot) == (self.version, self.snapshot)
     }
+}
+
+/// How a fork became flat, and the append of the first mark that says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ended {
+    pub flat: Flat,
+    pub append: u64,
 }
 
 /// The points that forks read of a shard, and how many do.

@@ -12,7 +12,7 @@
 
 pub mod chunks;
 pub mod closed;
-pub mod forked;
+mod forked;
 pub mod forks;
 pub mod frames;
 pub mod history;
@@ -121,7 +121,7 @@ pub(crate) struct Shard {
     /// The parent that it reads from, if it is a clone's that is not flat.
     pub fork: Option<Fork>,
     /// How it came to be flat, if it was a clone's, until a mark in a later segment says nothing of that.
-    pub ended: Option<forked::Ended>,
+    ended: Option<forks::Ended>,
     outcome: Outcome,
 }
 

@@ -254,7 +254,7 @@ fn a_map_of_what_came_later_makes_no_fork_flat() {
     }
 }
 
-/// What is lost is not what a fork was made flat by: its mark alone, something that came in between, or something on either side.
+/// A loss is not of what a fork was made flat by: its mark alone, something that came in between, or something on either side.
 /// Each of these was taken for it.
 #[test]
 fn a_fork_is_flat_if_none_of_its_entries_is_lost() {
@@ -363,7 +363,7 @@ async fn trust_all(log: &Log) {
     }
 }
 
-/// What a fork was made flat by is lost, and the log goes on for a long time: the marks that tell of it must not go.
+/// A fork has lost what it was made flat by, and the log goes on for a long time: the marks that tell of it must not go.
 #[test]
 fn a_fork_misses_what_it_lost_however_long_the_log_goes_on() {
     for options in [TINY, Options::of_workers(1)] {
@@ -646,7 +646,7 @@ fn a_fork_is_flat_when_the_mark_that_said_so_is_gone() {
             others(&log, &mut other, 3).await;
             log = log.without(&[unrelated]).await;
             log.put(Record::Repair(frame)).await;
-            // What is not known to be whole keeps the segment with the damage.
+            // Tails that may have lost something keep the segment with the damage.
             trust_all(&log).await;
             assert_eq!(log.rig.engine.lost().len(), 0);
             for _ in 0..600 {

@@ -17,7 +17,7 @@ use crate::map::extents::{Crcs, Extent};
 use crate::map::run::{self, Place};
 use crate::shard::Shard;
 use crate::shard::chunks::ChunkIndex;
-use crate::shard::forked::Ended;
+use crate::shard::forks::Ended;
 use crate::shard::frames::FramePlace;
 use crate::shard::history::pins::Kept;
 use crate::shard::history::table::Layer;

@@ -609,7 +609,7 @@ impl Core {
         }
         for (slot, ended) in m.flats {
             let shard = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id));
-            shard.into_iter().for_each(|s| s.ended = Some(ended));
+            shard.into_iter().for_each(|s| s.set_ended(ended));
         }
         for (slot, at, layer) in m.history {
             let Some(s) = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id)) else { continue };

@@ -1,9 +1,9 @@
-//! What a manifest says of forks: where they begin, how they became flat, and what is lost to them.
+//! Forks in a manifest: where they begin, how they became flat, and what is lost to them.
 
 use super::{FLAT, FORK, In, LOST, Manifest, Out};
 use crate::engine::forks::LINE_MAX;
 use crate::shard::Shard;
-use crate::shard::forked::Ended;
+use crate::shard::forks::Ended;
 use freebs_format::Flat;
 use freebs_types::{Fork, Sequence, ShardId, SnapshotId, Version, limits};
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ impl Out {
 
     /// Where a shard of a clone begins, or how it became flat.
     pub fn fork(&mut self, s: &Shard) {
-        if let Some(ended) = &s.ended {
+        if let Some(ended) = s.ended() {
             let item = self.begin(FLAT);
             self.u32(s.slot);
             self.u64(ended.flat.upto.0);
@@ -99,7 +99,7 @@ mod tests {
         let read = |upto, (from_append, to_append), append| {
             let (mut out, mut s) = (Out::default(), Shard::new(ShardId::new(1, 0), 1));
             let ended = Ended { flat: Flat { upto: Sequence(upto), from_append, to_append }, append };
-            s.ended = Some(ended);
+            s.set_ended(ended);
             out.shard(&s, 1);
             out.fork(&s);
             out.finish(Begun { written: 1, opened: 1 }, 1, 1, 9);
