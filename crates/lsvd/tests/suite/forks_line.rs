@@ -421,6 +421,10 @@ async fn fork_again(options: Options, anew: Anew, and_carry: bool, goes_on: bool
     let mut other = Chain::new(OTHER);
     log.commit(&mut a);
     let told = Told::by(&log.rig, A).await.unwrap();
+    // The segment in which it ends is one with nothing else of it.
+    while anew == Anew::Late && goes_on && is_open_at(&log, 2).await {
+        fill(&log, &mut other, 100).await;
+    }
     let carry = log.bring(C).await;
     let mark = log.mark(C, flat()).await;
     others(&log, &mut other, 3).await;
@@ -462,6 +466,8 @@ async fn fork_again(options: Options, anew: Anew, and_carry: bool, goes_on: bool
                 break;
             }
         }
+        let is_there = log.has_append(mark + 4).await;
+        assert!(anew != Anew::Late || !is_there, "{:?}", log.rig.engine.lost());
         log = log.without(&[]).await;
     }
     for start in 0..4 {
