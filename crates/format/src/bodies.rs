@@ -344,6 +344,9 @@ pub struct MarkBody {
     pub learned_upto: Sequence,
     /// None of what was learned lies in an append before this one; 0 if that is not known.
     pub learned_from_append: u64,
+    /// Set when what it read from its parents was brought by then: it is no fork any more. Marks behind it in its segment repeat
+    /// that.
+    pub flat: Option<Flat>,
     /// Lost frames were given up by force when this view was left (rule V10); 0 if that never happened.
     pub given_up: ViewNumber,
     /// The frame head of the newest view frame, if there is one.
@@ -461,6 +464,38 @@ const _: () = assert!(size_of::<LostFixed>() == 8);
 /// Bytes of a version that is lost to clones, in a mark.
 pub const LOST_VERSION_BYTES: usize = 8;
 
+/// How a clone's shard came to have all that it read from its parents: entries in front of its mark brought it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flat {
+    /// They brought what frames up to this one had placed: the one that it began at, or one behind it.
+    pub upto: Sequence,
+    /// None of these entries lies in an append before this one; 0 if there was nothing to bring.
+    pub from_append: u64,
+    /// None lies behind this one; 0 like the other.
+    pub to_append: u64,
+}
+
+impl Flat {
+    /// True if it names appends that can be.
+    #[must_use]
+    pub fn is_possible(&self) -> bool {
+        (self.from_append == 0) == (self.to_append == 0) && self.from_append <= self.to_append
+    }
+}
+
+/// In a mark of a clone's shard that reads from no parent any more; behind the lost versions, in front of all else there.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct FlatFixed {
+    pub(crate) upto: U64,
+    pub(crate) from_append: U64,
+    pub(crate) to_append: U64,
+}
+const _: () = assert!(size_of::<FlatFixed>() == FLAT_BYTES);
+
+/// Bytes of the word, in a mark, that a shard is flat.
+pub const FLAT_BYTES: usize = 24;
+
 /// In a mark of a shard that reads from a parent; behind the closed views and lost versions, in front of all else there.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -509,6 +544,7 @@ const MARK_HISTORY: u32 = 16;
 const MARK_WHOLE_PAST: u32 = 32;
 const MARK_FORK: u32 = 64;
 const MARK_LOST: u32 = 128;
+const MARK_FLAT: u32 = 256;
 
 impl MarkBody {
     fn tells_learned(&self) -> bool {
@@ -529,6 +565,7 @@ impl MarkBody {
             (self.whole_past, MARK_WHOLE_PAST),
             (self.fork.is_some(), MARK_FORK),
             (!self.lost.is_empty(), MARK_LOST),
+            (self.flat.is_some(), MARK_FLAT),
         ];
         bits.iter().filter(|(set, _)| *set).fold(0, |flags, (_, bit)| flags | bit)
     }
@@ -582,6 +619,11 @@ impl MarkBody {
             let fixed = LostFixed { versions: (self.lost.len() as u32).into(), reserved: 0.into() };
             out.extend_from_slice(fixed.as_bytes());
         }
+        if let Some(flat) = &self.flat {
+            let (from_append, to_append) = (flat.from_append.into(), flat.to_append.into());
+            let fixed = FlatFixed { upto: flat.upto.0.into(), from_append, to_append };
+            out.extend_from_slice(fixed.as_bytes());
+        }
         if let Some(fork) = &self.fork {
             out.extend_from_slice(ForkFixed::of(fork).as_bytes());
         }
@@ -613,6 +655,11 @@ impl MarkBody {
     /// True if a body names a parent.
     pub(crate) fn names_fork(body: &[u8]) -> bool {
         MarkFixed::ref_from_prefix(body).is_ok_and(|(f, _)| f.flags.get() & MARK_FORK != 0)
+    }
+
+    /// True if a body says that its shard has all that it read from its parents.
+    pub(crate) fn names_flat(body: &[u8]) -> bool {
+        MarkFixed::ref_from_prefix(body).is_ok_and(|(f, _)| f.flags.get() & MARK_FLAT != 0)
     }
 
     /// True if a body names versions that are lost to clones.
@@ -653,6 +700,7 @@ impl MarkBody {
                 .map_err(|_| cut("what a mark says of history is cut short"))?,
         };
         let (rest, fork) = Self::fork_behind(rest, fixed.flags.get())?;
+        let (rest, flat) = Self::flat_behind(rest, fixed.flags.get())?;
         let (rest, lost) = Self::lost_behind(rest, fixed.flags.get())?;
         let committed = Sequence(fixed.committed.get());
         let closed = fixed.closed.get() as usize;
@@ -683,6 +731,7 @@ impl MarkBody {
             learned_since: Sequence(learned.map_or(0, |l| l.since.get())),
             learned_upto: Sequence(learned.map_or(0, |l| l.upto.get())),
             learned_from_append: learned.map_or(0, |l| l.from_append.get()),
+            flat,
             given_up: ViewNumber(fixed.given_up.get()),
             view_frame,
             requests: requests(floors, entries),
@@ -704,6 +753,20 @@ impl MarkBody {
         }
         let (rest, fork) = ForkFixed::ref_from_suffix(rest).map_err(|_| cut("mark of a fork is cut short"))?;
         Ok((rest, Some(fork.read()?)))
+    }
+
+    /// The word on how its shard became flat, at the end of a body, and the bytes in front of that.
+    fn flat_behind(rest: &[u8], flags: u32) -> Result<(&[u8], Option<Flat>)> {
+        if flags & MARK_FLAT == 0 {
+            return Ok((rest, None));
+        }
+        let (rest, fixed) = FlatFixed::ref_from_suffix(rest).map_err(|_| cut("mark of a flat shard is cut short"))?;
+        let (from_append, to_append) = (fixed.from_append.get(), fixed.to_append.get());
+        let flat = Flat { upto: Sequence(fixed.upto.get()), from_append, to_append };
+        match flat.upto.0 < pins::KEPT_MAX && flat.is_possible() {
+            true => Ok((rest, Some(flat))),
+            false => Err(cut("mark of a flat shard that makes no sense")),
+        }
     }
 
     /// The versions that a body names as lost to clones at its end, and the bytes in front of them.

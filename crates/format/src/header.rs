@@ -30,6 +30,9 @@ pub const FEATURE_FORK: u32 = 256;
 /// Feature bit of a mark that names versions which clones read and which are lost. A reader without it would serve clones what
 /// lies below these.
 pub const FEATURE_LOST: u32 = 512;
+/// Feature bit of a mark of a clone's shard that reads from no parent any more. A reader without it would not miss what is lost of
+/// that.
+pub const FEATURE_FLAT: u32 = 1024;
 /// All feature bits that this version knows.
 pub(crate) const FEATURES: u32 = FEATURE_PINS
     | FEATURE_SHARED
@@ -39,7 +42,8 @@ pub(crate) const FEATURES: u32 = FEATURE_PINS
     | FEATURE_GIVEN_UP
     | FEATURE_HISTORY
     | FEATURE_FORK
-    | FEATURE_LOST;
+    | FEATURE_LOST
+    | FEATURE_FLAT;
 /// Bytes of the header that the digest covers; behind them come the hashes themselves.
 pub const DIGEST_PREFIX: usize = 112;
 

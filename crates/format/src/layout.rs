@@ -4,8 +4,8 @@
 //! Invariant: every fixed struct of this crate is here, with all its fields, in order and without a gap.
 
 use crate::bodies::{
-    AttachFixed, CarryFixed, ClosedFixed, EntryFixed, FloorFixed, ForkFixed, KeptFixed, LearnedFixed, LostFixed,
-    MarkFixed, MemberFixed, SharedFixed, ViewFixed,
+    AttachFixed, CarryFixed, ClosedFixed, EntryFixed, FlatFixed, FloorFixed, ForkFixed, KeptFixed, LearnedFixed,
+    LostFixed, MarkFixed, MemberFixed, SharedFixed, ViewFixed,
 };
 use crate::description::VolumeFixed;
 use crate::disk::{
@@ -83,6 +83,7 @@ layouts! {
     EntryFixed { driver, number, sequence }
     ClosedFixed { view, published, secret }
     LostFixed { versions, reserved }
+    FlatFixed { upto, from_append, to_append }
     ForkFixed { volume, index, reserved, snapshot, version, sequence }
     KeptFixed { as_of, whole_from }
     LearnedFixed { since, upto, from_append }

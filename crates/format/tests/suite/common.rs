@@ -252,6 +252,13 @@ pub fn lost_frame() -> Frame {
     FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
 }
 
+/// The same of a clone's shard that has all of what it read from its parent.
+pub fn flat_frame() -> Frame {
+    let flat = Flat { upto: Sequence(8_000), from_append: 4_321, to_append: 4_330 };
+    let body = MarkBody { flat: Some(flat), ..mark_body() };
+    FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
+}
+
 /// The same of a log that has given up lost frames by force.
 pub fn given_up_frame() -> Frame {
     let body = MarkBody { given_up: ViewNumber(5), ..mark_body() };

@@ -47,6 +47,7 @@ fn frames() {
         ("mark-history", history_frame()),
         ("mark-fork", fork_frame()),
         ("mark-lost", lost_frame()),
+        ("mark-flat", flat_frame()),
         ("mark-given-up", given_up_frame()),
         ("snapshot", snapshot_frame()),
         ("view-shared", shared_view_frame()),

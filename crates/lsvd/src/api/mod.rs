@@ -235,7 +235,7 @@ pub struct MarkChange {
     pub kept: Option<Box<KeptState>>,
     /// From here on it reads from a parent what it has no entry for.
     pub fork: Option<Fork>,
-    /// It has all of that itself now: carries before the mark brought it.
+    /// It has all of that itself now: carries before the mark brought it, since the engine was opened.
     pub flat: bool,
 }
 

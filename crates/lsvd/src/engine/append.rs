@@ -354,6 +354,7 @@ impl Core {
         if self.open.is_none() {
             return Ok(false);
         }
+        self.tell_lost_to_forks();
         if matches!(self.queue.front(), Some(Queued::Job(Job::Move(_)))) {
             let moved = !g.repair && self.gather_move(g);
             if g.frames.is_empty() {
@@ -414,9 +415,27 @@ impl Core {
         Ok(true)
     }
 
+    /// Losses to forks that were found when the log was replayed are said in a mark in front of all else: the segments that tell of
+    /// them may go.
+    fn tell_lost_to_forks(&mut self) {
+        let next = match self.queue.front() {
+            Some(Queued::Record(Record::Frame(f) | Record::Repair(f))) => Some(f.head.shard()),
+            _ => None,
+        };
+        let shards = &self.shards;
+        if let Some(parent) = self.forks.take_untold(|p| shards.contains_key(p) || next == Some(*p)) {
+            self.queue.push_front(Queued::Suspect(parent));
+        }
+    }
+
     /// In front of the first frame behind a tail that may have lost some goes a mark that says so: from the frame alone
-    /// the next start would take the log for whole (E7). And in front of one that takes the place of what a fork reads (E10).
+    /// the next start would take the log for whole (E7). And in front of one that takes the place of what a fork reads (E10);
+    /// and of a parent's mark one of each fork that may have been flat.
     fn tell_suspect(&mut self) {
+        if let Some(Queued::Record(Record::Mark { shard, .. } | Record::Forget { shard, .. })) = self.queue.front() {
+            let forks = self.forks.take_unsure(*shard);
+            return forks.into_iter().for_each(|fork| self.queue.push_front(Queued::Suspect(fork)));
+        }
         let Some(Queued::Record(Record::Frame(f) | Record::Repair(f))) = self.queue.front() else { return };
         let shard = f.head.shard();
         let is_lost = match self.shards.get_mut(&shard) {
@@ -436,13 +455,13 @@ impl Core {
     /// tail is suspect until a mark says that it was compared. A fork is known from its mark on, durable or not.
     fn note_marks(&mut self) {
         match self.queue.front() {
-            Some(Queued::Record(Record::Carry { shard, .. })) => {
-                self.learning.entry(*shard).or_insert(self.next_append);
+            Some(Queued::Record(Record::Carry { shard, body, .. })) => {
+                let fork = self.shards.get(shard).and_then(|s| s.fork);
+                let inherited = fork.is_some_and(|f| body.entries.iter().any(|e| e.sequence <= f.sequence));
+                self.brought.carry(*shard, self.next_append, inherited);
             }
             Some(Queued::Record(Record::Mark { shard, change, .. })) => {
-                if change.has_learned() {
-                    self.learning.remove(shard);
-                }
+                self.brought.told(*shard, change);
                 // Marks that come behind it in the same append are not to say otherwise.
                 if let Some(s) = self.shards.get_mut(shard).filter(|_| change.trusted) {
                     s.suspect = false;
@@ -452,7 +471,7 @@ impl Core {
                     self.fork_comes(shard, &fork);
                 }
             }
-            Some(Queued::Record(Record::Forget { shard, .. })) => drop(self.learning.remove(shard)),
+            Some(Queued::Record(Record::Forget { shard, .. })) => self.brought.forget(*shard),
             _ => {}
         }
     }

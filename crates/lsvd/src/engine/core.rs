@@ -3,12 +3,14 @@
 //! Invariants: maps and indexes change only by `apply_entry`, with frames that are durable (or were found so by
 //! recovery). Nothing here is borrowed across an await.
 
+use super::brought::Brought;
 use super::cleaning::Cleaning;
 use super::moves::Moves;
 use super::queue::{Job, Queued};
 use super::rot::Rot;
 use crate::CleanMutant;
 use crate::log::geometry::{Geometry, HEADROOM_SEGMENTS, LAST_SEGMENTS, OpenSegment};
+use crate::log::lost::LostAppends;
 use crate::log::openings::Opened;
 use crate::log::place::At;
 use crate::log::segments::{SegmentState, Segments};
@@ -55,8 +57,7 @@ pub(crate) struct Core {
     /// The segment that is opened as soon as the open one has its index.
     pub opening: Option<u32>,
     pub next_append: u64,
-    /// Shards that learn map entries from a peer, and the append since which these come.
-    pub learning: BTreeMap<ShardId, u64>,
+    pub brought: Brought,
     pub next_seq: u64,
     /// Number of the segment that was opened last. Torn appends may have had those in between.
     pub last_seq: u64,
@@ -68,9 +69,9 @@ pub(crate) struct Core {
     pub damaged: u64,
     /// Highest append that was found to be lost then. Every append says so: it does not rely on that one.
     pub known_lost: u64,
-    /// Highest append that is lost, or may be: maps that were learned up to there don't count. Where in the log a segment
+    /// The appends that are lost then, or may be: maps that were learned up to the last one don't count. Where in the log a segment
     /// lay that is lost as a whole is not known, but there is an end to it.
-    pub unlearned: u64,
+    pub lost: LostAppends,
     /// The append that recovery applies.
     pub replaying: u64,
     /// The file system refused to let the device grow.
@@ -118,14 +119,14 @@ impl Core {
             stale_footer: false,
             opening: None,
             next_append: 1,
-            learning: BTreeMap::new(),
+            brought: Brought::default(),
             next_seq: 1,
             last_seq: 0,
             opened: Opened::default(),
             proven: true,
             damaged: 0,
             known_lost: 0,
-            unlearned: 0,
+            lost: LostAppends::default(),
             replaying: u64::MAX,
             no_growth: false,
             growing: false,
@@ -323,13 +324,13 @@ impl Core {
         }
         let id = head.shard();
         let packing = self.packing();
-        let Self { shards, segs, maps, hints, forks, .. } = self;
+        let doubted = if head.kind() == FrameKind::Mark { self.doubted(id, at.append) } else { Vec::new() };
+        let Self { shards, segs, maps, hints, forks, lost, .. } = self;
         let by_counter = segs.leaves_out(RuleMutant::ChunkIsCounter);
-        let read_by_forks = forks.of(id);
-        let fresh = |maps: &mut Maps| {
+        let fresh = |maps: &mut Maps, forks: &Forks| {
             let mut s = Shard::new(id, maps.new_slot(id));
             s.history.hint = hints.get(&id).cloned().unwrap_or_default();
-            s.history.read_by_forks.clone_from(&read_by_forks);
+            (s.history.read_by_forks, s.history.lost_to_forks) = (forks.of(id), forks.lost_of(id));
             (s.chunks.by_counter, s.chunks.packing) = (by_counter, packing);
             s
         };
@@ -337,6 +338,7 @@ impl Core {
             FrameKind::Mark => {
                 let body = MarkBody::decode(head.body()).map_err(|_| "mark that can't be read")?;
                 if body.deleted {
+                    forks.lose(id, doubted);
                     if let Some(shard) = shards.remove(&id) {
                         maps.slots.remove(&shard.slot);
                         shard.forget(at.segment, segs);
@@ -345,24 +347,28 @@ impl Core {
                     }
                     segs.get_mut(at.segment).forgets = at.append;
                     if body.promised > ViewNumber(0) {
-                        let shard = shards.entry(id).or_insert_with(|| fresh(maps));
+                        let shard = shards.entry(id).or_insert_with(|| fresh(maps, forks));
                         shard.keep_promise(body.promised, at, segs);
                     }
                     return Ok(());
                 }
+                let shard = shards.entry(id).or_insert_with(|| fresh(maps, forks));
                 forks.is_told(id);
-                let shard = shards.entry(id).or_insert_with(|| fresh(maps));
-                shard.mark(head, &body, at, (self.damaged, self.unlearned), segs)
+                if body.whole || body.learned_upto > Sequence(0) {
+                    doubted.first().into_iter().for_each(|_| forks.has_lost(id));
+                    shard.history.lost_to_forks.add(doubted);
+                }
+                shard.mark(head, &body, at, (self.damaged, lost), segs)
             }
             FrameKind::Carry => {
                 let blocks = head.header().data_blocks();
                 let body = CarryBody::decode(head.body(), blocks).map_err(|_| "carry that can't be read")?;
-                let shard = shards.entry(id).or_insert_with(|| fresh(maps));
+                let shard = shards.entry(id).or_insert_with(|| fresh(maps, forks));
                 maps.grown += body.entries.len() * ENTRY_BYTES + blocks as usize * 4;
                 shard.carry(&body, at, segs)
             }
             _ => {
-                let shard = shards.entry(id).or_insert_with(|| fresh(maps));
+                let shard = shards.entry(id).or_insert_with(|| fresh(maps, forks));
                 let extents: usize = head.updates().map(|u| u.extents().count()).sum();
                 maps.grown += extents * ENTRY_BYTES + head.header().data_blocks() as usize * 4;
                 let most = match maps.bounded {
@@ -425,8 +431,10 @@ impl Core {
         }
         body.closed = s.closed.still(shard, &self.segs).to_vec();
         if change.has_learned() {
-            body.learned_from_append = self.learning.get(&shard).copied().unwrap_or(self.next_append);
+            body.learned_from_append = self.brought.learned_from(shard).unwrap_or(self.next_append);
         }
+        let first = self.open.as_ref().map_or(0, |o| o.first_append);
+        s.flat_for_mark(self.brought.flat_by(shard, change), first, &mut body);
         self.local_frame(shard, &tip, body.committed, FrameKind::Mark, &body.encode(), Vec::new())
     }
 

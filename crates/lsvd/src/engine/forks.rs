@@ -4,7 +4,8 @@ use crate::RuleMutant;
 use crate::engine::core::Core;
 use crate::shard::Shard;
 use crate::shard::chunks::Run;
-use freebs_types::{ChunkId, Fork, Sequence, ShardId, Version};
+use crate::shard::forks::ForkPoint;
+use freebs_types::{ChunkId, Error, Fork, Result, Sequence, ShardId, Version};
 
 /// Shards that a read passes through at most: where there are more, it fails. Forks are made flat long before.
 pub(crate) const LINE_MAX: usize = 256;
@@ -44,6 +45,29 @@ impl Core {
         }
     }
 
+    /// Versions of a parent that forks read and of which, when the log had come to an append, nobody may have thought: behind a
+    /// fork's last mark something is lost, which may have been the word that it is flat.
+    pub fn doubted(&self, parent: ShardId, append: u64) -> Vec<Version> {
+        if self.lost.is_empty() {
+            return Vec::new();
+        }
+        let of_parent = self.forks.all().filter(|(_, f)| f.parent == parent);
+        let may_be_flat = |shard: &ShardId| {
+            self.shards.get(shard).is_some_and(|s| self.lost.has_any(s.last_mark + 1, append.saturating_sub(1)))
+        };
+        of_parent.filter(|(shard, _)| may_be_flat(shard)).map(|(_, f)| f.version).collect()
+    }
+
+    /// The log was replayed: forks that may have been flat.
+    pub fn note_unsure_forks(&mut self) {
+        let unsure = |(shard, _): (ShardId, Fork)| {
+            let last = self.shards.get(&shard)?.last_mark;
+            self.lost.has_any(last + 1, u64::MAX).then_some(shard)
+        };
+        let unsure: Vec<ShardId> = self.forks.all().filter_map(unsure).collect();
+        unsure.into_iter().for_each(|shard| self.forks.is_unsure(shard));
+    }
+
     fn tell_parent(&mut self, fork: &Fork) {
         let mut read = self.forks.of(fork.parent);
         if self.segs.leaves_out(RuleMutant::ForksForgotten) {
@@ -56,7 +80,21 @@ impl Core {
 
     /// True if a parent keeps a version for a fork that is made now: frames in front in the log may have given it up.
     pub fn may_fork(&self, fork: &Fork) -> bool {
-        self.shards.get(&fork.parent).is_some_and(|p| p.keeps_for_fork(fork))
+        let keeps = self.shards.get(&fork.parent).is_some_and(|p| p.keeps_for_fork(fork));
+        keeps && self.check_line(fork.parent).is_ok()
+    }
+
+    /// An error if not all is here that a shard reads from its parents, or if frames of that are missed.
+    pub fn check_line(&self, shard: ShardId) -> Result<()> {
+        self.line(shard).try_for_each(|f| {
+            let gone = || Error::corrupt(format!("shard {shard} reads from shard {}, which is gone", f.parent));
+            let parent = self.shards.get(&f.parent).ok_or_else(gone)?;
+            parent.check_fork(&ForkPoint::of(&f))?;
+            match parent.misses_up_to(f.sequence) {
+                true => Err(Error::corrupt(format!("shard {}: version {} is not whole here", f.parent, f.version))),
+                false => Ok(()),
+            }
+        })
     }
 
     /// The shards that a shard reads from, one after the other.

@@ -5,6 +5,7 @@
 //! when nothing that it began can act any more.
 
 pub mod append;
+pub mod brought;
 pub mod cleaning;
 pub mod core;
 pub(crate) mod forks;

@@ -18,6 +18,7 @@ use crate::engine::core::Core;
 use crate::engine::maps::Io;
 use crate::log::geometry::{Geometry, LastAppend, OpenSegment};
 use crate::log::join::join_all;
+use crate::log::lost::LostAppends;
 use crate::log::openings::{Opened, footer_in};
 use crate::log::place::At;
 use crate::log::scan::{Found, Scan, Window, find_seq, read_append, read_index, scan};
@@ -547,7 +548,7 @@ impl<D: Device> Recovery<'_, D> {
             self.segment_lost = true;
             let upto = self.appends_before(lost, at, surveys).await;
             let core = self.core.get_mut();
-            core.unlearned = core.unlearned.max(upto);
+            core.lost.add(1, upto);
             let segs = &mut self.core.get_mut().segs;
             if lost.0 < segs.len() && used.iter().all(|s| s.id != lost.0) {
                 segs.set_state(lost.0, SegmentState::Lost);
@@ -599,14 +600,17 @@ impl<D: Device> Recovery<'_, D> {
                 Some(entries) => {
                     self.begins_with(s, f.first_append.get());
                     let mut lost = (f.lost_to.get() > 0).then(|| (f.lost_from.get(), f.lost_to.get()));
+                    // Of the first ones that are lost together the last one is named.
+                    let mut first = f.first_append.get();
                     for e in &entries {
-                        if let Some((_, to)) = lost.take_if(|lost| e.append > lost.0) {
-                            self.note_lost(s.id, 0, to, false);
+                        if let Some((from, to)) = lost.take_if(|lost| e.append > lost.0) {
+                            self.note_lost(s.id, 0, (first.min(from), to), false);
                         }
+                        first = e.append + 1;
                         self.apply(s.id, e).await?;
                     }
-                    if let Some((_, to)) = lost {
-                        self.note_lost(s.id, 0, to, false);
+                    if let Some((from, to)) = lost {
+                        self.note_lost(s.id, 0, (first.min(from), to), false);
                     }
                     self.core.get_mut().segs.get_mut(s.id).appends = (f.first_append.get(), last(&f));
                     self.ends_with(s, last(&f));
@@ -632,7 +636,7 @@ impl<D: Device> Recovery<'_, D> {
         self.report.appends += found.appends.len() as u64;
         self.scanned(s, &found).await?;
         if let Some(last) = end.filter(|last| *last > self.last_append) {
-            self.lost(s.id, found.end, last);
+            self.lost(s.id, found.end, (self.last_append + 1, last));
             self.ends_with(s, last);
         }
         Ok(())
@@ -652,7 +656,7 @@ impl<D: Device> Recovery<'_, D> {
         let upto = found.durable.max(said).max(last_number + u64::from(found.end_unread));
         let cut_short = upto > last_number;
         if cut_short {
-            self.lost(s.id, found.end, upto);
+            self.lost(s.id, found.end, (last_number + 1, upto));
             self.last_append = upto;
         }
         self.core.get_mut().proven = last.entries.is_empty();
@@ -706,7 +710,8 @@ impl<D: Device> Recovery<'_, D> {
         let mut missing = found.missing.iter().peekable();
         for (i, a) in found.appends.iter().enumerate() {
             while let Some((number, at)) = missing.next_if(|(n, _)| *n < a.number()) {
-                self.lost(s.id, *at, *number);
+                let before = i.checked_sub(1).map_or(self.last_append, |i| found.appends[i].number());
+                self.lost(s.id, *at, (before + 1, *number));
             }
             if i == 0 && found.missing.first().is_none_or(|(n, _)| *n > a.number()) {
                 self.begins_with(s, a.number());
@@ -735,19 +740,19 @@ impl<D: Device> Recovery<'_, D> {
             self.apply(id, e).await?;
         }
         if a.lost > 0 {
-            self.lost(id, a.at, a.number());
+            self.lost(id, a.at, (a.number(), a.number()));
         }
         Ok(())
     }
 
-    /// Notes that appends of a segment that is scanned, up to `number`, can't be read, and nothing repeats them.
-    fn lost(&mut self, id: u32, at: u32, number: u64) {
+    /// Notes that appends of a segment that is scanned, from one up to `number`, can't be read, and nothing repeats them.
+    fn lost(&mut self, id: u32, at: u32, (first, number): (u64, u64)) {
         let open = self.open == Some(id);
         if open {
             let (from, to) = self.lost_in_open.unwrap_or((number, number));
             self.lost_in_open = Some((from.min(number), to.max(number)));
         }
-        self.note_lost(id, at, number, !open && !self.known.contains(&number));
+        self.note_lost(id, at, (first, number), !open && !self.known.contains(&number));
     }
 
     /// Notes that copies in an append are lost: it is known but for what cleaning wrote there. If its segment was open,
@@ -758,17 +763,17 @@ impl<D: Device> Recovery<'_, D> {
             let core = self.core.get_mut();
             core.known_lost = core.known_lost.max(number);
         } else {
-            self.note_lost(id, at, number, true);
+            self.note_lost(id, at, (number, number), true);
         }
     }
 
-    /// Notes that appends up to `number` are lost. If a segment was opened since by somebody who did not know, then what
+    /// Notes that appends from one up to `number` are lost. If a segment was opened since by somebody who did not know, then what
     /// cleaning had moved into them may lie nowhere else.
-    fn note_lost(&mut self, id: u32, at: u32, number: u64, relied_on: bool) {
+    fn note_lost(&mut self, id: u32, at: u32, (first, number): (u64, u64), relied_on: bool) {
         self.finding(id, at, format!("append {number} can't be read, or only in part"));
         let core = self.core.get_mut();
         core.damaged = core.damaged.max(number);
-        core.unlearned = core.unlearned.max(number);
+        core.lost.add(first.min(number), number);
         if number < LOG_NUMBER_END {
             core.known_lost = core.known_lost.max(number);
         }
@@ -784,7 +789,7 @@ impl<D: Device> Recovery<'_, D> {
         {
             // That it was not there may be known to the segment's first append.
             let known = s.lost == Some(number - 1);
-            self.note_lost(s.id, 0, number - 1, !known);
+            self.note_lost(s.id, 0, (last + 1, number - 1), !known);
         }
     }
 
@@ -844,7 +849,7 @@ impl<D: Device> Recovery<'_, D> {
 
     fn finish(&mut self, newest: u32) {
         if self.known_durable > self.last_append {
-            self.note_lost(newest, 0, self.known_durable, true);
+            self.note_lost(newest, 0, (self.last_append + 1, self.known_durable), true);
             self.last_append = self.known_durable;
             let core = self.core.get_mut();
             if let Some(open) = core.open.take() {
@@ -854,7 +859,7 @@ impl<D: Device> Recovery<'_, D> {
         if let Some(next) = self.unread.take() {
             // The bytes that can't be read there may be a segment's first append, and the only one that was written there. So
             // nothing was written over that it moved.
-            self.note_lost(next, 0, self.last_append + 1, false);
+            self.note_lost(next, 0, (self.last_append + 1, self.last_append + 1), false);
             self.last_append += 1;
         }
         self.core.get_mut().tell_committed(u64::MAX);
@@ -875,7 +880,8 @@ impl<D: Device> Recovery<'_, D> {
             let what = format!("shard {shard}: repair of a frame that never was here");
             self.found(Finding { segment: None, offset: 0, what });
         }
-        (self.core.get_mut().damaged, self.core.get_mut().unlearned) = (0, 0);
+        self.core.get_mut().note_unsure_forks();
+        (self.core.get_mut().damaged, self.core.get_mut().lost) = (0, LostAppends::default());
         self.core.get_mut().replaying = u64::MAX;
         self.core.get_mut().next_append = self.last_append + 1;
         self.report.shards = self.core.get_mut().shards.len();

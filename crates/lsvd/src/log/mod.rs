@@ -5,6 +5,7 @@ pub mod gate;
 pub mod geometry;
 pub mod guard;
 pub mod join;
+pub mod lost;
 pub mod openings;
 pub mod place;
 pub mod scan;

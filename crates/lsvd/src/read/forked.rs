@@ -10,7 +10,8 @@ use freebs_types::{Error, Fork, Lba, Result, ShardId};
 
 impl<D: Device> Engine<D> {
     /// An error if a shard that begins at this version of its parent can't read it here. `NotFound` if the parent is not here, or
-    /// does not keep the version for that snapshot, or does not know it to be committed; `Corrupt` if it is not whole.
+    /// does not keep the version for that snapshot, or does not know it to be committed; `Corrupt` if it is not whole, or if the
+    /// parent lacks something of what it reads itself.
     pub fn check_fork(&self, fork: &Fork) -> Result<()> {
         let (parent, version) = (fork.parent, fork.version);
         let state = self.state(parent).ok_or_else(|| Error::not_found(format!("shard {parent} is not here")))?;
@@ -21,10 +22,9 @@ impl<D: Device> Engine<D> {
                 fork.sequence
             )));
         }
-        if state.holes.iter().any(|h| h.0 <= fork.sequence) {
-            return Err(Error::corrupt(format!("shard {parent}: version {version} is not whole here")));
-        }
-        self.inner.core.borrow().shard(parent)?.check_whole(version)
+        let core = self.inner.core.borrow();
+        core.shard(parent)?.check_whole(&ForkPoint::of(fork))?;
+        core.check_line(parent)
     }
 
     /// True if shards of this log read from this one what they have no entry for. It can't go before they are flat. What is
@@ -63,7 +63,8 @@ impl<D: Device> Engine<D> {
     }
 
     /// Entries that a fork reads from its parents, from a block on, and their data; and the block to go on from, if there
-    /// are more. With all of them brought as carries it is flat, and a mark may say so. `Corrupt` where something of a
+    /// are more. With all of them brought as carries, in one run of the engine, it is flat, and a mark may
+    /// say so. `Corrupt` where something of a
     /// parent is lost. No entries, and no more, of a shard that is no fork.
     pub async fn inherited_entries(&self, shard: ShardId, from: Lba, max_bytes: usize) -> Result<Gathered<Lba>> {
         if self.inner.core.borrow().fork_of(shard).is_none() {

@@ -326,7 +326,8 @@ impl<D: Device> Engine<D> {
         Ok((g.body, data, next))
     }
 
-    /// Entries that a fork has from its parents; those that its own cover are left out, unless its history may need them.
+    /// Entries that a fork has from its parents; those that its own frames cover are left out, unless its history may need them.
+    /// Not those that carries brought: they may lie in front of a loss of which nothing tells.
     pub(super) async fn gather_inherited(&self, shard: ShardId, from: Lba, max_bytes: usize) -> Result<Gathered<Lba>> {
         let asked = Asked { since: Sequence(0), upto: Sequence(u64::MAX), above: None, past: None };
         let mut g = Gather::new(asked, self.max_blocks(max_bytes));
@@ -338,9 +339,11 @@ impl<D: Device> Engine<D> {
             let end = start.saturating_add(ENTRIES_WINDOW).min(limits::SHARD_BLOCKS_MAX as u32);
             let below = self.io().inherited(shard, (start, end)).await?.unwrap_or_default();
             let step = |core: &Core, s: &Shard, own: &ExtentMap| {
+                let cut = s.fork.map_or(Sequence(0), |f| f.sequence);
                 let mut view = below;
                 if !s.keeps_history() {
-                    own.iter().for_each(|(a, e)| drop(view.take(a, a + e.len, |_| true)));
+                    let newer = own.iter().filter(|(_, e)| e.sequence > cut);
+                    newer.for_each(|(a, e)| drop(view.take(a, a + e.len, |_| true)));
                 }
                 g.window(core, s, &view)
             };
@@ -349,6 +352,12 @@ impl<D: Device> Engine<D> {
                 break;
             }
             at = end;
+        }
+        if next.is_none() {
+            // A parent that has lost all of it has no entry to ask for.
+            let core = self.inner.core.borrow();
+            core.check_line(shard)?;
+            core.no_holes(shard, asked)?;
         }
         let data = self.fetch(shard, &g.plan).await?;
         Ok((g.body, data, next.map(|n| n.lba)))

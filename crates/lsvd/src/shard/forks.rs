@@ -6,8 +6,8 @@
 //! - A fork's own entries are newer than all that it reads from its parent (rule E2), so one below the other is right.
 
 use crate::shard::history::pins::PinOp;
-use freebs_format::{FrameHead, Pin};
-use freebs_types::{Fork, Sequence, ShardId, SnapshotId, Version};
+use freebs_format::{Flat, FrameHead, Pin};
+use freebs_types::{Fork, Sequence, ShardId, SnapshotId, Version, limits};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The point of a parent that a fork reads: a version, the frame that pinned it, and the snapshot that it was pinned for.
@@ -39,6 +39,13 @@ impl ForkPoint {
     }
 }
 
+/// How a fork became flat, and the append of the first mark that says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ended {
+    pub flat: Flat,
+    pub append: u64,
+}
+
 /// The points that forks read of a shard, and how many do.
 pub(crate) type Read = BTreeMap<ForkPoint, u32>;
 
@@ -55,7 +62,40 @@ pub(crate) struct Forks {
     coming: BTreeMap<ShardId, Fork>,
     by_parent: BTreeMap<ShardId, Read>,
     /// Versions that are lost to forks of parents that are not here: their first frames are on the way to the log.
-    lost: BTreeMap<ShardId, BTreeSet<Version>>,
+    lost: BTreeMap<ShardId, LostVersions>,
+    /// Those that may have been flat: behind their last mark something of the log is lost. They say that they are forks in front of
+    /// whatever takes the place of what their parents have.
+    unsure: BTreeSet<ShardId>,
+    /// Parents of which versions are taken for lost to forks that may have been flat, and no mark says so yet.
+    untold: BTreeSet<ShardId>,
+}
+
+/// Versions of a parent that are lost to its forks: so many as a mark can name. If there are that many, all lower ones are
+/// lost, too.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LostVersions {
+    named: BTreeSet<Version>,
+    below: Version,
+}
+
+impl LostVersions {
+    pub fn has(&self, version: Version) -> bool {
+        version < self.below || self.named.contains(&version)
+    }
+
+    pub fn add(&mut self, versions: impl IntoIterator<Item = Version>) {
+        self.named.extend(versions);
+        while self.named.len() > limits::LOST_VERSIONS_MAX {
+            self.named.pop_first();
+        }
+        if let Some(first) = self.named.first().filter(|_| self.named.len() == limits::LOST_VERSIONS_MAX) {
+            self.below = self.below.max(*first);
+        }
+    }
+
+    pub fn count(&self) -> usize {
+        self.named.len()
+    }
 }
 
 impl Forks {
@@ -104,18 +144,46 @@ impl Forks {
     /// As of a shard, for one that is not here yet.
     pub fn loses_by(&mut self, head: &FrameHead) -> bool {
         let Some(read) = self.by_parent.get(&head.shard()) else { return false };
-        let lost: BTreeSet<Version> = lost_by(read, head).collect();
         let known = self.lost.get(&head.shard());
-        let is_new = !lost.iter().all(|v| known.is_some_and(|k| k.contains(v)));
+        let lost: Vec<Version> = lost_by(read, head).filter(|v| known.is_none_or(|k| !k.has(*v))).collect();
+        let is_new = !lost.is_empty();
         if is_new {
-            self.lost.entry(head.shard()).or_default().extend(lost);
+            self.lost.entry(head.shard()).or_default().add(lost);
         }
         is_new
     }
 
     /// Losses of a parent that is not here yet.
-    pub fn lost_of(&self, parent: ShardId) -> BTreeSet<Version> {
+    pub fn lost_of(&self, parent: ShardId) -> LostVersions {
         self.lost.get(&parent).cloned().unwrap_or_default()
+    }
+
+    /// These are lost to forks of a parent that ends.
+    pub fn lose(&mut self, parent: ShardId, versions: Vec<Version>) {
+        if !versions.is_empty() {
+            self.lost.entry(parent).or_default().add(versions);
+            self.untold.insert(parent);
+        }
+    }
+
+    /// The same of one that is here: it has to say so.
+    pub fn has_lost(&mut self, parent: ShardId) {
+        self.untold.insert(parent);
+    }
+
+    /// A parent that has to say what is lost to its forks: one that is here, or whose frame is next. It is taken to have said it.
+    pub fn take_untold(&mut self, is_next: impl Fn(&ShardId) -> bool) -> Option<ShardId> {
+        self.untold.extract_if(.., |parent| is_next(parent)).next()
+    }
+
+    pub fn is_unsure(&mut self, shard: ShardId) {
+        self.unsure.insert(shard);
+    }
+
+    /// The forks of a parent that have to say that they are; they are taken to have said it.
+    pub fn take_unsure(&mut self, parent: ShardId) -> Vec<ShardId> {
+        let all = &self.all;
+        self.unsure.extract_if(.., |s| all.get(s).is_some_and(|f| f.parent == parent)).collect()
     }
 
     /// The parent says so itself from now on.
@@ -133,4 +201,24 @@ impl Forks {
 pub fn lost_by(read: &Read, head: &FrameHead) -> impl Iterator<Item = Version> {
     let is_other = |p: &&ForkPoint| p.sequence == head.seq() && !PinOp::of(head).iter().any(|op| p.is_pinned_by(*op));
     read.keys().filter(is_other).map(|p| p.version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A mark names some of the lost versions. Whoever reads it takes no other version for whole than who wrote it.
+    #[test]
+    fn more_lost_versions_than_a_mark_names_are_all_lost() {
+        let most = limits::LOST_VERSIONS_MAX as u64;
+        let (mut all, mut read) = (LostVersions::default(), LostVersions::default());
+        all.add((1..most).map(|n| Version(2 * n)));
+        assert!(all.has(Version(2)) && !all.has(Version(1)) && !all.has(Version(5)));
+        all.add((most..most + 3).map(|n| Version(2 * n)));
+        assert_eq!(all.count() as u64, most);
+        read.add(all.named.iter().copied());
+        for lost in [&all, &read] {
+            assert!((0..=6).all(|v| lost.has(Version(v))) && !lost.has(Version(9)) && lost.has(Version(10)));
+        }
+    }
 }

@@ -116,6 +116,13 @@ impl Shard {
         self.trim_holes();
     }
 
+    /// Of the frames up to one nothing is here.
+    pub fn lose_upto(&mut self, to: u64) {
+        self.holes.iter_mut().for_each(|h| h.from = h.from.max(to.saturating_add(1)));
+        self.holes.insert(0, Hole { from: 1, to, hard: true, front: Version(0) });
+        self.trim_holes();
+    }
+
     pub fn trim_holes(&mut self) {
         let released = self.released.0;
         for h in &mut self.holes {

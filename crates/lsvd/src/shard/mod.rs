@@ -24,6 +24,7 @@ pub mod places;
 pub mod tip;
 pub mod unfit;
 
+use crate::log::lost::LostAppends;
 use crate::log::place::{At, NUMBER_MAX};
 use crate::log::segments::Segments;
 use crate::map::extents::{Crcs, Extent, ExtentMap, Outcome};
@@ -36,8 +37,8 @@ use crate::shard::overlay::{Overlay, Uncommitted, entries};
 use crate::{Base, FrameName, MarkChange, RequestTable, RuleMutant, ShardState, Unrepaired};
 use chunks::{ChunkIndex, Run};
 use freebs_format::{
-    AttachBody, CarryBody, CarryEntry, ExtentKind, FORK_BYTES, FrameHead, FrameKind, LOST_VERSION_BYTES, MarkBody,
-    PIN_BYTES, ViewBody,
+    AttachBody, CarryBody, CarryEntry, ExtentKind, FLAT_BYTES, FORK_BYTES, FrameHead, FrameKind, LOST_VERSION_BYTES,
+    MarkBody, PIN_BYTES, ViewBody,
 };
 use freebs_types::{BLOCK, ChunkId, Fork, Hash32, Sequence, ShardId, Version, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
@@ -119,6 +120,8 @@ pub(crate) struct Shard {
     pub history: History,
     /// The parent that it reads from, if it is a clone's that is not flat.
     pub fork: Option<Fork>,
+    /// How it came to be flat, if it was a clone's, until a mark in a later segment says nothing of that.
+    ended: Option<forks::Ended>,
     outcome: Outcome,
 }
 
@@ -620,13 +623,13 @@ impl Shard {
     }
 
     /// Applies a mark: takes what is newer in it. `head` is the mark's own. Appends up to `damaged` are known to be lost,
-    /// and of a map that was learned up to `unlearned` a part may be.
+    /// and of a map that was learned up to the last of `lost` a part may be.
     pub fn mark(
         &mut self,
         head: &FrameHead,
         body: &MarkBody,
         at: At,
-        (damaged, unlearned): (u64, u64),
+        (damaged, lost): (u64, &LostAppends),
         segs: &mut Segments,
     ) -> Result<(), &'static str> {
         segs.note(at.segment, self.id, None);
@@ -662,17 +665,17 @@ impl Shard {
         }
         self.take_place(s, h.hid(), segs);
         let last = self.tip.name.sequence;
-        let lost_since = self.lost_since(body, damaged, unlearned);
+        let lost_since = self.lost_since(body, damaged, lost.last());
         if s > last {
             self.add_hole(last.0 + 1, s.0, is_lost || self.may_miss(damaged), self.tip.version);
             self.jump(head, body, at, segs);
         } else {
             self.fill_in(s, body);
         }
+        self.take_fork(body, at.append, lost, damaged == u64::MAX);
         (self.last_append, self.last_mark) = (at.append, at.append);
         // Whatever else came between, this is what was known when the mark was written.
         self.suspect = body.suspect_tail || at.append <= self.refused;
-        self.fork = body.fork;
         if s >= last {
             self.tip.parent = body.last_parent;
             self.tip.digest = body.last_digest;
@@ -898,7 +901,6 @@ impl Shard {
             (Some(new), Some(old)) => Some(if new.0 >= old.0 { new } else { old }),
             (new, old) => new.or(old),
         };
-        let is_empty = self.tip.name.sequence == Sequence(0);
         let mut body = MarkBody {
             promised: change.promised.unwrap_or_default().max(self.promised),
             secret_view: secret.map_or(ViewNumber(0), |s| s.0),
@@ -909,17 +911,10 @@ impl Shard {
             last_parent: self.tip.parent,
             last_digest: self.tip.digest,
             released: released.max(self.released),
-            deleted: false,
             suspect_tail: self.suspect && !change.trusted,
-            whole: false,
-            learned_since: Sequence(0),
-            learned_upto: Sequence(0),
-            learned_from_append: 0,
             given_up: self.given_up,
             view_frame: self.views.last().map(|v| v.1.clone()),
             requests: self.requests.to_format(),
-            closed: Vec::new(),
-            fork: change.fork.filter(|_| is_empty).or(self.fork).filter(|_| !change.flat),
             ..MarkBody::default()
         };
         let mut tip = self.tip;
@@ -929,6 +924,7 @@ impl Shard {
         } else if let Some(learned) = change.learned.as_deref() {
             self.learned_body(learned, &mut body);
         }
+        self.fork_for_mark(change, &mut body);
         self.kept_for_mark(change, base, &mut body);
         self.lost_for_mark(change, base, &mut body);
         (tip, body)
@@ -984,8 +980,8 @@ impl Shard {
         self.views.last().map_or(0, |v| v.1.bytes().len())
             + self.requests.encoded_len()
             + self.history.pins.kept.pins.len() * PIN_BYTES
-            + if self.fork.is_some() { FORK_BYTES } else { 0 }
-            + self.history.lost_to_forks.len() * LOST_VERSION_BYTES
+            + if self.fork.is_some() { FORK_BYTES } else { FLAT_BYTES }
+            + self.history.lost_to_forks.count() * LOST_VERSION_BYTES
             + self.closed.mark_bytes()
     }
 

@@ -80,7 +80,7 @@ impl Told {
 }
 
 /// Entries of lost frames come as a map.
-fn learned(since: Sequence, upto: Sequence) -> MarkChange {
+pub fn learned(since: Sequence, upto: Sequence) -> MarkChange {
     let learned = Learned { since, upto, ..Learned::default() };
     MarkChange { learned: Some(Box::new(learned)), trusted: true, ..MarkChange::default() }
 }
@@ -92,11 +92,11 @@ pub async fn open(device: &CrashDevice, options: Options) -> Rig {
     rig
 }
 
-async fn bytes_of(device: &CrashDevice) -> AlignedBuf {
+pub async fn bytes_of(device: &CrashDevice) -> AlignedBuf {
     device.read(0, device.len() as usize).await.unwrap()
 }
 
-async fn write_back(device: &CrashDevice, bytes: AlignedBuf) {
+pub async fn write_back(device: &CrashDevice, bytes: AlignedBuf) {
     device.write(0, bytes, Durability::Durable).await.1.unwrap();
 }
 
@@ -257,7 +257,7 @@ const A: ShardId = ShardId::new(1, 0);
 const C: ShardId = ShardId::new(2, 0);
 const OTHER: ShardId = ShardId::new(3, 0);
 
-fn data(at: u32, fill: u64) -> Op {
+pub fn data(at: u32, fill: u64) -> Op {
     Op { extents: vec![(ExtentKind::Data, at, 2)], fill }
 }
 

@@ -18,6 +18,7 @@ mod damage;
 mod ends;
 mod engine;
 mod forks;
+mod forks_line;
 mod forks_lost;
 mod full;
 mod history;

@@ -126,6 +126,10 @@ pub fn view_frame() -> impl Strategy<Value = Frame> {
         .prop_map(|(meta, body, s, p)| FrameBuilder::special(&meta, FrameKind::View, &body.encode(), &s, &p).0)
 }
 
+fn closed_view((view, (published, secret)): (u64, (u64, Hash32))) -> ClosedView {
+    ClosedView { view: ViewNumber(view), published: Sequence(published), secret }
+}
+
 pub fn mark_body() -> impl Strategy<Value = MarkBody> {
     let requests = (vec(any::<[u64; 2]>(), 0..5), vec(any::<[u64; 3]>(), 0..9));
     let closed = prop::collection::btree_map(any::<u64>(), (any::<u64>(), hash()), 0..4);
@@ -156,6 +160,11 @@ pub fn mark_body() -> impl Strategy<Value = MarkBody> {
                 learned_since: Sequence(since),
                 learned_upto: Sequence(upto),
                 learned_from_append: append,
+                flat: (append % 7 < 3).then(|| Flat {
+                    upto: Sequence(upto >> 2),
+                    from_append: append.min(since),
+                    to_append: if append.min(since) > 0 { append.max(since) } else { 0 },
+                }),
                 given_up: ViewNumber(append / 3),
                 view_frame: view.map(|f| f.head),
                 requests: Requests {
@@ -184,14 +193,7 @@ pub fn mark_body() -> impl Strategy<Value = MarkBody> {
                     version: Version((since >> 2).max(1)),
                     sequence: Sequence((upto >> 2).max(1)),
                 }),
-                closed: closed
-                    .into_iter()
-                    .map(|(view, (published, secret))| ClosedView {
-                        view: ViewNumber(view),
-                        published: Sequence(published),
-                        secret,
-                    })
-                    .collect(),
+                closed: closed.into_iter().map(closed_view).collect(),
             }
         },
     )

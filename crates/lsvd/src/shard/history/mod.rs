@@ -32,7 +32,7 @@ use crate::{Base, KeptState, Learned, MarkChange, RuleMutant};
 use freebs_format::MarkBody;
 use freebs_types::{Error, Result, Sequence, ShardId, SnapshotId, Version, limits};
 use pins::{Kept, PinOp, Pins};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use table::{Judge, Layer, Table};
 
 /// No version is as high.
@@ -61,7 +61,7 @@ pub(crate) struct History {
     reading: BTreeMap<Reading, u32>,
     /// Points that forks in this log read, and which of these versions are lost to them. It is in marks and checkpoints.
     pub read_by_forks: forks::Read,
-    pub lost_to_forks: BTreeSet<Version>,
+    pub lost_to_forks: forks::LostVersions,
     /// Versions that frames which may be cut are about to keep: a carry may tell of what took the place of an entry that these
     /// versions see before the frames are known to be committed.
     waiting: Kept,
@@ -220,11 +220,12 @@ impl Shard {
     }
 
     /// Versions that are kept when lost frames are given up: those behind the first one of them have what lies below it, and go. The
-    /// last version is the present.
-    fn kept_without(&self, lost: &Learned) -> KeptState {
+    /// last version is the present. `flat`: so does all that was read from a parent.
+    fn kept_without(&self, lost: &Learned, flat: bool) -> KeptState {
         let (committed, mut whole_from) = (self.committed, self.history.whole_from);
         let is_given_up = |h: &&Hole| lost.since.0 < h.to && h.from <= lost.upto.0;
         let first = self.holes.iter().filter(is_given_up).map(|h| h.front).min();
+        let first = if flat && self.fork.is_some() { Some(Version(0)) } else { first };
         let left = self.holes.iter().filter(|h| !is_given_up(h)).map(|h| Sequence(h.from - 1)).min();
         let as_of = self.history.pins.as_of.max(left.map_or(committed, |h| h.min(committed)));
         let (mut pins, mut retain) = (self.history.pins.kept.list(), self.history.pins.kept.retain);
@@ -244,7 +245,7 @@ impl Shard {
         let whole_from = self.history.whole_from;
         let Some(told) = change.kept.as_deref() else {
             let own = match change.gives_up() {
-                Some(lost) => self.kept_without(lost),
+                Some(lost) => self.kept_without(lost, change.flat),
                 None => KeptState { whole_from, ..self.kept_state() },
             };
             (body.pins, body.retain) = (own.pins, own.retain.unwrap_or_default());
@@ -284,10 +285,12 @@ impl Shard {
     pub fn mark_pins(&mut self, body: &MarkBody, is_last: bool, segs: &mut Segments) {
         // Of a frame that came late in front of it in the same append it knows nothing.
         let own = if is_last || body.whole_past { Version(0) } else { self.history.whole_from };
-        self.history.lost_to_forks.extend(&body.lost);
+        self.history.lost_to_forks.add(body.lost.iter().copied());
         self.history.whole_from = own.max(body.whole_from);
         let mut kept = Kept::of_mark(body);
-        if kept.is_none() && self.history.pins.kept.is_none() && body.kept_as_of.is_none() {
+        // Frames that the mark commits may pin what it does not keep.
+        let pins = self.overlay.frames().any(|f| !f.pins.is_empty());
+        if kept.is_none() && self.history.pins.kept.is_none() && body.kept_as_of.is_none() && !pins {
             return;
         }
         if segs.leaves_out(RuleMutant::ReleasedPinStays) {

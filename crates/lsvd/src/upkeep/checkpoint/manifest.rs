@@ -5,9 +5,10 @@
 //! and says up to which append it is covered. Segments and chunks are written later, a few at a time: frames behind
 //! the covered ones say again what changed meanwhile. What is read is held against maxima before it is believed.
 
+mod forks;
+
 use crate::FrameName;
 use crate::RequestTable;
-use crate::engine::forks::LINE_MAX;
 use crate::log::contents::Contents;
 use crate::log::place::{NUMBER_MAX, ORDINALS_MAX, fits};
 use crate::log::segments::Segment;
@@ -16,6 +17,7 @@ use crate::map::extents::{Crcs, Extent};
 use crate::map::run::{self, Place};
 use crate::shard::Shard;
 use crate::shard::chunks::ChunkIndex;
+use crate::shard::forks::Ended;
 use crate::shard::frames::FramePlace;
 use crate::shard::history::pins::Kept;
 use crate::shard::history::table::Layer;
@@ -29,7 +31,6 @@ use freebs_types::{
     ChunkId, DriverId, Error, Fork, Generation, Hash32, RequestNumber, Result, Sequence, ShardId, SnapshotId, Version,
     ViewNumber, limits,
 };
-use std::collections::BTreeMap;
 
 const SHARD: u8 = 1;
 const RUN: u8 = 2;
@@ -46,6 +47,7 @@ const HISTORY: u8 = 8;
 const CLOSED: u8 = 9;
 const FORK: u8 = 11;
 const LOST: u8 = 12;
+const FLAT: u8 = 13;
 
 /// Bytes that one shard takes among those of a segment, about.
 const CONTENT_BYTES: usize = 16;
@@ -320,31 +322,6 @@ impl Out {
         self.end(item);
     }
 
-    /// Versions that are lost to clones.
-    pub fn lost_to_forks(&mut self, s: &Shard) {
-        let lost = s.lost_to_forks();
-        if lost.is_empty() {
-            return;
-        }
-        let item = self.begin(LOST);
-        self.u32(s.slot);
-        self.len(lost.len());
-        lost.iter().for_each(|v| self.u64(v.0));
-        self.end(item);
-    }
-
-    /// Where a shard of a clone begins.
-    pub fn fork(&mut self, s: &Shard) {
-        let Some(fork) = &s.fork else { return };
-        let item = self.begin(FORK);
-        self.u32(s.slot);
-        self.shard_id(fork.parent);
-        self.u64(fork.snapshot.0);
-        self.u64(fork.version.0);
-        self.u64(fork.sequence.0);
-        self.end(item);
-    }
-
     /// Secrets of closed views, as of the shard's item.
     pub fn closed(&mut self, s: &Shard) {
         let last = s.overlay.frames().next().map_or(s.tip, |f| f.before).name.sequence;
@@ -458,6 +435,8 @@ pub(crate) struct Manifest {
     pub lost: Vec<(u32, Vec<Version>)>,
     /// Where shards of clones begin, by slot.
     pub forks: Vec<(u32, Fork)>,
+    /// How shards of clones became flat, by slot.
+    pub flats: Vec<(u32, Ended)>,
     /// What was committed at the end, by slot.
     pub committed: Vec<(u32, Sequence)>,
     /// Last append and newest segment when it was begun, and last append when all was written.
@@ -474,18 +453,6 @@ impl Manifest {
     /// Up to here everything of every shard is covered.
     pub fn covered(&self) -> u64 {
         self.shards.iter().map(|s| s.1).fold(self.written, u64::min)
-    }
-
-    /// A shard forks from one other, and from none that reads from it.
-    fn has_possible_forks(&self) -> bool {
-        let forks: BTreeMap<u32, &Fork> = self.forks.iter().map(|(slot, fork)| (*slot, fork)).collect();
-        let of = self.shards.iter().filter_map(|(s, _)| Some((s.id, forks.get(&s.slot)?.parent)));
-        let parents: BTreeMap<ShardId, ShardId> = of.collect();
-        let ends = |shard: &ShardId| {
-            let mut line = std::iter::successors(Some(*shard), |s| parents.get(s).copied());
-            !line.by_ref().skip(1).take(LINE_MAX).any(|s| s == *shard)
-        };
-        forks.len() == self.forks.len() && parents.keys().all(ends)
     }
 
     /// A manifest that is in memory as a whole.
@@ -512,6 +479,7 @@ impl Manifest {
             CLOSED => self.closed.push(r.closed()?),
             FORK => self.forks.push(r.fork()?),
             LOST => self.lost.push(r.lost()?),
+            FLAT => self.flats.push(r.flat()?),
             COMMITTED => self.committed.push((r.u32()?, Sequence(r.number()?))),
             END => {
                 (self.written, self.opened, self.last) = (r.number()?, r.log_number()?, r.number()?);
@@ -656,7 +624,8 @@ impl<'a> In<'a> {
         s.marks = self.list(|r| Some((r.segment_id()?, Sequence(r.number()?))))?.into_iter().collect();
         s.holes = self.list(|r| {
             let (from, to, hard) = (r.number()?, r.number()?, r.bool()?);
-            Some(Hole { from, to, hard, front: Version(r.number()?) })
+            let hole = Hole { from, to, hard, front: Version(r.number()?) };
+            Some(hole).filter(|h| 0 < h.from && h.from <= h.to)
         })?;
         s.views = self.list(|r| {
             let len = r.u32()? as usize;
@@ -730,21 +699,6 @@ impl<'a> In<'a> {
         let pins = self.list(Self::segment_id)?;
         let fits = in_index == 0 || tombs.is_empty();
         fits.then_some(SegmentItem { id, seq, appends, forgets, evidence, content, in_index, tombs, pins })
-    }
-
-    fn fork(&mut self) -> Option<(u32, Fork)> {
-        let (slot, parent, snapshot) = (self.u32()?, self.shard_id()?, SnapshotId(self.u64()?));
-        let (version, sequence) = (Version(self.number()?), Sequence(self.number()?));
-        let is_possible = version.0 > 0 && sequence.0 > 0;
-        is_possible.then_some((slot, Fork { parent, snapshot, version, sequence }))
-    }
-
-    fn lost(&mut self) -> Option<(u32, Vec<Version>)> {
-        let (slot, lost) = (self.u32()?, self.list(|r| Some(Version(r.number()?)))?);
-        let is_right = lost.is_sorted_by(|a, b| a < b)
-            && lost.iter().all(|v| v.0 > 0)
-            && (1..=limits::LOST_VERSIONS_MAX).contains(&lost.len());
-        is_right.then_some((slot, lost))
     }
 
     fn pins(&mut self) -> Option<PinsItem> {
@@ -870,55 +824,6 @@ mod tests {
         assert!(tombs.iter().any(|(_, start, len)| (*start..start + len).contains(&20)), "{tombs:?}");
     }
 
-    fn fork(parent: u64, version: u64, sequence: u64) -> Fork {
-        let snapshot = SnapshotId(7);
-        Fork { parent: ShardId::new(parent, 0), snapshot, version: Version(version), sequence: Sequence(sequence) }
-    }
-
-    /// Each of these counted a fork that nothing takes back, or made a parent wait for itself.
-    #[test]
-    fn forks_that_can_not_be_are_refused() {
-        let read = |forks: &[(u32, Fork)], lost: &[u64]| {
-            let mut out = Out::default();
-            for id in 1..=3 {
-                out.shard(&Shard::new(ShardId::new(id, 0), id as u32), 1);
-            }
-            for (slot, fork) in forks {
-                let mut s = Shard::new(ShardId::new(u64::from(*slot), 0), *slot);
-                s.fork = Some(*fork);
-                out.fork(&s);
-            }
-            if !lost.is_empty() {
-                let item = out.begin(LOST);
-                out.u32(1);
-                out.len(lost.len());
-                lost.iter().for_each(|v| out.u64(*v));
-                out.end(item);
-            }
-            out.finish(Begun { written: 1, opened: 1 }, 1, 1, 9);
-            Manifest::decode(&out.bytes).map(|m| (m.forks.len(), m.lost.len()))
-        };
-        assert_eq!(read(&[(2, fork(1, 5, 6)), (3, fork(2, 7, 8))], &[3, 5]).unwrap(), (2, 1));
-        assert_eq!(read(&[(2, fork(9, 5, 6))], &[]).unwrap(), (1, 0), "its parent may be gone");
-        for (what, forks) in [
-            ("of itself", vec![(2, fork(2, 5, 6))]),
-            ("of one that reads from it", vec![(1, fork(2, 5, 6)), (2, fork(3, 5, 6)), (3, fork(1, 5, 6))]),
-            ("of two", vec![(2, fork(1, 5, 6)), (2, fork(3, 5, 6))]),
-            ("the same twice", vec![(2, fork(1, 5, 6)), (2, fork(1, 5, 6))]),
-            ("of version 0", vec![(2, fork(1, 0, 6))]),
-            ("of no frame", vec![(2, fork(1, 5, 0))]),
-            ("of an impossible version", vec![(2, fork(1, NUMBER_MAX, 6))]),
-        ] {
-            assert!(read(&forks, &[]).is_err(), "{what}");
-        }
-        for lost in [&[0][..], &[5, 5], &[6, 5], &[NUMBER_MAX]] {
-            assert!(read(&[], lost).is_err(), "{lost:?}");
-        }
-        let many = |n: usize| (1..=n as u64).collect::<Vec<_>>();
-        assert!(read(&[], &many(limits::LOST_VERSIONS_MAX)).is_ok());
-        assert!(read(&[], &many(limits::LOST_VERSIONS_MAX + 1)).is_err());
-    }
-
     #[test]
     fn places_of_frames_that_can_not_be_are_refused() {
         let mut s = Shard::new(ShardId::new(1, 0), 1);
@@ -960,5 +865,19 @@ mod tests {
             }
         }
         assert_eq!(decoded(out).chunks.iter().map(|c| c.places.0.size()).sum::<usize>(), runs);
+    }
+
+    #[test]
+    fn holes_that_can_not_be_are_refused() {
+        let read = |from, to| {
+            let (mut out, mut s) = (Out::default(), Shard::new(ShardId::new(1, 0), 1));
+            (s.tip.name.sequence, s.committed) = (Sequence(9), Sequence(9));
+            s.holes.push(Hole { from, to, hard: true, front: Version(0) });
+            out.shard(&s, 1);
+            out.finish(Begun { written: 1, opened: 1 }, 1, 1, 1);
+            Manifest::decode(&out.bytes).is_ok()
+        };
+        assert!(read(1, 1) && read(3, 7));
+        assert!(!read(0, 7) && !read(0, 0) && !read(8, 7));
     }
 }

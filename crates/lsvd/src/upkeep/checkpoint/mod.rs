@@ -599,13 +599,17 @@ impl Core {
         }
         for (slot, lost) in m.lost {
             let shard = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id));
-            shard.into_iter().for_each(|s| s.history.lost_to_forks.extend(&lost));
+            shard.into_iter().for_each(|s| s.history.lost_to_forks.add(lost.iter().copied()));
         }
         for (slot, fork) in m.forks {
             let Some(s) = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id)) else { continue };
             s.fork = Some(fork);
             let id = s.id;
             self.fork_changed(id, None);
+        }
+        for (slot, ended) in m.flats {
+            let shard = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id));
+            shard.into_iter().for_each(|s| s.set_ended(ended));
         }
         for (slot, at, layer) in m.history {
             let Some(s) = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id)) else { continue };
