@@ -641,7 +641,10 @@ impl Inner {
             return Err(Error::no_space("the control store is at its maximum"));
         }
         if end > self.device.len() {
-            self.device.set_len(end.next_multiple_of(GROW_BYTES)).await?;
+            // The next start takes as much behind the first one, and is not to fail where others have filled the file system.
+            let next = if behind == 0 { u64::from(size) * PAGE_BYTES as u64 } else { 0 };
+            let len = (end + next).next_multiple_of(GROW_BYTES);
+            self.device.set_len(len.min(limits::STORE_BYTES_MAX)).await?;
         }
         writer.superblock.generation = (old.generation.get() + 1).into();
         writer.superblock.area = writer.random.next_u64().into();

@@ -5,7 +5,7 @@
 
 use crate::files::{os_error, parent};
 use freebs_types::{ErrorKind, Result};
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -52,8 +52,8 @@ fn give_up_a_part(dir: &Path) -> bool {
         let file = OpenOptions::new().write(true).open(dir.join(FILE))?;
         let bytes = file.metadata()?.len();
         file.set_len(bytes.saturating_sub(PART))?;
-        // A file system may give room back only with its next transaction.
-        File::open(dir)?.sync_all()?;
+        // A file system may give room back only with the transaction that this ends.
+        file.sync_all()?;
         Ok(bytes > 0)
     };
     shrink().unwrap_or(false)

@@ -413,6 +413,25 @@ async fn other_frames(log: &Log) -> Chain {
     a
 }
 
+/// Through restarts with checkpoints and without, the fork is one, and can't read blocks if it misses something.
+async fn misses(mut log: Log, other: &mut Chain, model: &Model, is_missing: bool, when: &str) {
+    for start in 0..4 {
+        assert!(log.rig.engine.state(C).unwrap().fork.is_some());
+        let lost = right_or_lost(&log.rig, C, None, model, BLOCKS).await;
+        assert_eq!(lost > 0, is_missing, "{when}, start {start}: {lost} blocks can't be read");
+        assert_eq!(log.rig.engine.check_inherited(C).is_ok(), lost == 0, "{when}, start {start}");
+        if start == 1 {
+            log.rig.engine.checkpoint().await.unwrap();
+        }
+        if start == 2 {
+            erase_checkpoints(&log.device).await;
+        }
+        others(&log, other, 1).await;
+        log = log.again().await;
+    }
+    log.rig.stop().await;
+}
+
 /// A fork was flat when its parent lost what it had read, so nobody named that as lost. Then the word that it is flat is lost with
 /// what it was made flat by: it is a fork again.
 async fn fork_again(options: Options, anew: Anew, and_carry: bool, goes_on: bool) {
@@ -470,25 +489,8 @@ async fn fork_again(options: Options, anew: Anew, and_carry: bool, goes_on: bool
         assert!(anew != Anew::Late || !is_there, "{:?}", log.rig.engine.lost());
         log = log.without(&[]).await;
     }
-    for start in 0..4 {
-        assert!(log.rig.engine.state(C).unwrap().fork.is_some());
-        let lost = right_or_lost(&log.rig, C, None, &model, BLOCKS).await;
-        assert_eq!(
-            lost > 0,
-            anew != Anew::Same,
-            "{anew:?}, goes on {goes_on}, start {start}: {lost} blocks can't be read"
-        );
-        assert_eq!(log.rig.engine.check_inherited(C).is_ok(), lost == 0, "{anew:?}, start {start}");
-        if start == 1 {
-            log.rig.engine.checkpoint().await.unwrap();
-        }
-        if start == 2 {
-            erase_checkpoints(&log.device).await;
-        }
-        others(&log, &mut other, 1).await;
-        log = log.again().await;
-    }
-    log.rig.stop().await;
+    let when = format!("{anew:?}, goes on {goes_on}");
+    misses(log, &mut other, &model, anew != Anew::Same, &when).await;
 }
 
 #[test]
