@@ -3,7 +3,7 @@
 //!
 //! The log keeps room of its own, in segments.
 
-use crate::files::{os_error, parent};
+use crate::files::{free_bytes, os_error, parent};
 use freebs_types::{ErrorKind, Result};
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -14,24 +14,31 @@ use std::path::Path;
 const FILE: &str = "headroom";
 /// Its bytes, once there was room for them.
 const BYTES: u64 = 1 << 20;
+/// The file takes no room where less than this is free.
+const FREE_BYTES: u64 = 4 * BYTES;
 /// A small file that finds no room takes this much, for itself and for its directory.
 const PART: u64 = 64 << 10;
 
-/// Makes the file in a directory as large as it is to be, or as large as there is room for.
+/// Makes the file in a directory as large as it is to be, if there is room for far more: the last room is for others.
 pub fn keep(dir: &Path) -> Result<()> {
+    if free_bytes(dir).is_some_and(|free| free < FREE_BYTES) {
+        return Ok(());
+    }
     let path = dir.join(FILE);
     let fill = || -> io::Result<()> {
         let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(&path)?;
         let mut left = BYTES.saturating_sub(file.metadata()?.len());
         while left > 0 {
-            // Bytes that are written take their room on any file system.
+            // Bytes that are written take their room, on file systems that don't compress.
             file.write_all(&vec![0; left.min(PART) as usize])?;
             left -= left.min(PART);
         }
         file.sync_all()
     };
     match fill() {
-        Err(e) if e.kind() != io::ErrorKind::StorageFull => Err(os_error("write", &path, &e)),
+        Err(e) if !matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
+            Err(os_error("write", &path, &e))
+        }
         _ => Ok(()),
     }
 }

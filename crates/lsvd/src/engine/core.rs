@@ -269,7 +269,9 @@ impl Core {
 
     /// Whether one more segment may be filled with what is next in the queue.
     fn may_fill(&self) -> bool {
-        matches!(self.queue.front(), Some(Queued::Job(_))) || self.free_segments() > self.last_segments()
+        // A mark that has to be in front of what frees others is as needed as that.
+        let frees = matches!(self.queue.front(), Some(Queued::Job(_) | Queued::Suspect(_)));
+        frees || self.free_segments() > self.last_segments()
     }
 
     /// Segments that only a local frame that frees others may open.

@@ -97,6 +97,24 @@ impl Core {
         })
     }
 
+    /// The holes of a fork's parents in front of what it reads, each with its first frame and its last one.
+    pub fn holes_below(&self, shard: ShardId) -> Vec<(ShardId, u64, u64)> {
+        let of = |f: Fork| {
+            let parent = self.shards.get(&f.parent);
+            let holes = parent.into_iter().flat_map(|p| p.holes.iter());
+            holes.filter(move |h| h.from <= f.sequence.0).map(move |h| (f.parent, h.from, h.to))
+        };
+        self.line(shard).flat_map(of).collect()
+    }
+
+    /// An error if holes of a fork's parents are not those of before: what it was given of their entries is none.
+    pub fn check_holes_below(&self, shard: ShardId, before: &[(ShardId, u64, u64)]) -> Result<()> {
+        match self.holes_below(shard) == before {
+            true => Ok(()),
+            false => Err(Error::retry(format!("shard {shard}: what it reads from others was mended while it was read"))),
+        }
+    }
+
     /// The shards that a shard reads from, one after the other.
     pub fn line(&self, shard: ShardId) -> impl Iterator<Item = Fork> {
         std::iter::successors(self.fork_of(shard), |f| self.fork_of(f.parent)).take(LINE_MAX)

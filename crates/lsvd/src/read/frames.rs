@@ -302,8 +302,10 @@ impl<D: Device> Engine<D> {
                 // Blocks that the last piece did not look at begin with their first entry.
                 end = resumed.map_or(end, |f| end.min(start.saturating_add(f.blocks)));
                 let behind = resumed.map(|f| f.behind).unwrap_or_default();
+                let holes = self.io().holes_below(shard);
                 let below = self.io().inherited(shard, (start, end)).await?.unwrap_or_default();
                 let step = |core: &Core, s: &Shard, mut layers: Table| {
+                    core.check_holes_below(shard, &holes)?;
                     let told = below.iter().filter(|_| !core.segs.leaves_out(RuleMutant::InheritedUntold));
                     told.for_each(|(a, e)| layers.put_back(a, &Layer { e: e.clone(), to: LAST }));
                     g.layers(core, s, &layers, (start, behind))
@@ -337,8 +339,10 @@ impl<D: Device> Engine<D> {
                 yield_now().await;
             }
             let end = start.saturating_add(ENTRIES_WINDOW).min(limits::SHARD_BLOCKS_MAX as u32);
+            let holes = self.io().holes_below(shard);
             let below = self.io().inherited(shard, (start, end)).await?.unwrap_or_default();
             let step = |core: &Core, s: &Shard, own: &ExtentMap| {
+                core.check_holes_below(shard, &holes)?;
                 let cut = s.fork.map_or(Sequence(0), |f| f.sequence);
                 let mut view = below;
                 if !s.keeps_history() {

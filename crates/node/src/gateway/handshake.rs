@@ -63,6 +63,8 @@ struct Shaking<'a, C> {
     times: Times,
     /// The client has until then, and a little more for each question.
     until: Instant,
+    /// Its time that was spent on names which nobody has heard of.
+    waited_for_names: Duration,
 }
 
 /// Shakes hands until the connection is its worker's, or over.
@@ -88,6 +90,7 @@ pub async fn shake_hands<C: ControlPlane>(
         handshake,
         times,
         until: Instant::now() + times.handshake,
+        waited_for_names: Duration::ZERO,
     };
     shaking.run().await
 }
@@ -172,9 +175,9 @@ impl<C: ControlPlane> Shaking<'_, C> {
         self.session.list(names.map(|name| (name, "")));
     }
 
-    /// The control state, once it knows a name, or the newest one after [`timing::NAME_HEARD_OF_MAX`]: what was made through
-    /// a node a moment ago may not have been heard of here yet.
-    async fn heard_of(&mut self, is_known: impl Fn(&State) -> bool) -> Arc<State> {
+    /// The control state, once it knows a name, or the newest one: what was made through a node a moment ago may not have been
+    /// heard of here yet. A client waits [`timing::NAME_HEARD_OF_MAX`] for all the names together that nobody has heard of.
+    async fn heard_of(&mut self, is_known: impl Fn(&State) -> bool) -> Result<Arc<State>> {
         let begun = Instant::now();
         let news = async {
             let mut state = self.control.state();
@@ -183,18 +186,20 @@ impl<C: ControlPlane> Shaking<'_, C> {
             }
             state
         };
-        let heard = tokio::time::timeout(timing::NAME_HEARD_OF_MAX, news).await;
+        let wait = timing::NAME_HEARD_OF_MAX.saturating_sub(self.waited_for_names);
+        let heard = self.unless_gone(tokio::time::timeout(wait, news)).await?;
+        self.waited_for_names += begun.elapsed();
         self.until += begun.elapsed();
-        heard.unwrap_or_else(|_| self.control.state())
+        Ok(heard.unwrap_or_else(|_| self.control.state()))
     }
 
     async fn look_up(&mut self, name: &str, purpose: Purpose) -> Result<()> {
         let past = name.split_once('@');
         let state = match past {
-            Some((volume, snapshot)) => self.heard_of(|state| find_past(state, volume, snapshot).is_ok()).await,
+            Some((volume, snapshot)) => self.heard_of(|state| find_past(state, volume, snapshot).is_ok()).await?,
             // The only volume there is, if there is only one.
             None if name.is_empty() => self.control.state(),
-            None => self.heard_of(|state| find(state, name).is_some()).await,
+            None => self.heard_of(|state| find(state, name).is_some()).await?,
         };
         if let Some(past) = past {
             return self.look_up_past(&state, past, purpose).await;

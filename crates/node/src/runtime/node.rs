@@ -410,7 +410,6 @@ async fn keep_headroom(data: PathBuf) {
         let of = data.clone();
         if let Ok(Err(e)) = tokio::task::spawn_blocking(move || headroom::keep(&of)).await {
             tracing::warn!("no room is kept for small files: {e}");
-            return;
         }
         tokio::time::sleep(timing::HEADROOM_EVERY).await;
     }

@@ -99,16 +99,29 @@ impl<D: Device> Io<'_, D> {
         which: Which,
         f: impl FnOnce(&Core, &Shard, &ExtentMap) -> Result<R>,
     ) -> Result<R> {
-        let Some(below) = self.inherited(shard, range).await? else {
-            return self.with_own_view(shard, range, which, f).await;
-        };
-        // The parents' entries do not change, so they need not be of the same moment.
-        self.with_own_view(shard, range, which, |core, s, view| {
-            let (mut all, mut out) = (below, Outcome::default());
-            view.iter().for_each(|(a, e)| all.insert(a, e.clone(), &mut out));
-            f(core, s, &all)
-        })
-        .await
+        let mut f = Some(f);
+        loop {
+            let holes = self.holes_below(shard);
+            let below = self.inherited(shard, range).await?;
+            let done = self.with_own_view(shard, range, which, |core, s, view| {
+                let Some(below) = below else { return f.take().map(|f| f(core, s, view)).transpose() };
+                if core.holes_below(shard) != holes {
+                    return Ok(None);
+                }
+                let (mut all, mut out) = (below, Outcome::default());
+                view.iter().for_each(|(a, e)| all.insert(a, e.clone(), &mut out));
+                f.take().map(|f| f(core, s, &all)).transpose()
+            });
+            if let Some(seen) = done.await? {
+                return Ok(seen);
+            }
+        }
+    }
+
+    /// The holes of a fork's parents that it sees through. The parents' entries do not change but where one of these is filled: what
+    /// was looked up before and after that is of two moments.
+    pub fn holes_below(&self, shard: ShardId) -> Vec<(ShardId, u64, u64)> {
+        self.core.borrow().holes_below(shard)
     }
 
     /// The entries of `[start, end)` that a fork reads from its parents; `None` of a shard that is none.
