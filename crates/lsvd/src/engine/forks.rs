@@ -111,7 +111,9 @@ impl Core {
     pub fn check_holes_below(&self, shard: ShardId, before: &[(ShardId, u64, u64)]) -> Result<()> {
         match self.holes_below(shard) == before {
             true => Ok(()),
-            false => Err(Error::retry(format!("shard {shard}: what it reads from others was mended while it was read"))),
+            false => {
+                Err(Error::retry(format!("shard {shard}: what it reads from others was mended while it was read")))
+            }
         }
     }
 
