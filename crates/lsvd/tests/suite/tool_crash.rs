@@ -134,7 +134,7 @@ fn a_torn_end_in_a_closed_segment_is_no_damage_without_its_index() {
     local(async {
         let data = |blocks: u32, fill: u64| Op { extents: vec![(ExtentKind::Data, 0, blocks)], fill };
         let mut torn = 0;
-        for seed in 0..30 {
+        for seed in 0..60 {
             let mut rng = Rng::new(seed);
             let device = crash_device(1 << 27, seed);
             create_log(device.clone(), &shape(60)).await.unwrap();
