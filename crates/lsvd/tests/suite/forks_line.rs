@@ -893,3 +893,60 @@ fn a_fork_goes_on_without_what_it_has_lost() {
         log.rig.stop().await;
     });
 }
+
+/// A parent's lost frame came back between the look at the parent's entries and the one at the fork's own: the block was nowhere,
+/// and nothing was missed any more, so it was read as zeroes.
+#[test]
+fn a_fork_is_read_as_of_one_moment_of_its_parents_holes() {
+    const LAST: u32 = 1201;
+    let zeroes = |chain: &mut Chain, part: u32| {
+        let extents = (0..60).map(|n| (ExtentKind::Zero, (part * 60 + n) * 2, 1)).collect();
+        chain.frame(&[Op { extents, fill: 0 }])
+    };
+    local(async {
+        let mut log = Log::new(TINY).await;
+        let mut a = Chain::new(A);
+        for part in 0..20 {
+            log.frame(zeroes(&mut a, part)).await;
+        }
+        let back = a.frame(&[data(LAST, 9)]);
+        let lost = log.frame(back.clone()).await;
+        log.commit(&mut a);
+        let (mut c, _) = log.fork(&mut a, C).await;
+        for part in 0..20 {
+            log.frame(zeroes(&mut c, part)).await;
+        }
+        log.commit(&mut c);
+        log = log.without(&[lost]).await;
+        log.rig.engine.checkpoint().await.unwrap();
+        log.rig.stop().await;
+        let (mut missed, mut whole) = (0, 0);
+        for turn in 0..120 {
+            let device = log.device.copy();
+            let rig = open(&device, TINY).await;
+            device.pace_widely(turn, 3);
+            let engine = rig.engine.clone();
+            let reads = tokio::task::spawn_local(async move { engine.read(C, BlockRange::new(LAST, 1)).await });
+            for _ in 0..turn / 3 {
+                tokio::task::yield_now().await;
+            }
+            rig.append(Record::Repair(back.clone()));
+            rig.settle().await;
+            match reads.await.unwrap() {
+                Ok(read) => {
+                    assert!(
+                        read.data.concat().starts_with(&9u64.to_le_bytes()),
+                        "turn {turn}: zeroes for what was lost"
+                    );
+                    whole += 1;
+                }
+                Err(e) => {
+                    assert_eq!(e.kind, ErrorKind::Corrupt, "turn {turn}: {e}");
+                    missed += 1;
+                }
+            }
+            rig.kill();
+        }
+        assert!(missed > 0 && whole > 0, "{missed} reads missed it, {whole} had it");
+    });
+}
