@@ -932,6 +932,8 @@ fn a_fork_is_read_as_of_one_moment_of_its_parents_holes() {
             }
             rig.append(Record::Repair(back.clone()));
             rig.settle().await;
+            let now = rig.engine.read(C, BlockRange::new(LAST, 1)).await.unwrap().data.concat();
+            assert!(now.iter().any(|b| *b != 0), "it is back");
             match reads.await.unwrap() {
                 Ok(read) => {
                     assert!(

@@ -23,7 +23,7 @@ use freebs_types::{Error, ErrorKind, Result};
 const POOL: u32 = HEADROOM_SEGMENTS + 2;
 /// Segments that stay ready when more become free than are needed: a sixteenth of those in use, within these bounds. A
 /// pass of cleaning frees several at once that will soon be wanted again.
-const SPARE_MIN: u32 = POOL + 2;
+const SPARE_MIN: u32 = POOL + 1;
 const SPARE_MAX: u32 = 16;
 /// Segments that are free but not yet punched, for which a segment is closed early when nobody writes.
 const ROLL_SEGMENTS: u32 = 8;
