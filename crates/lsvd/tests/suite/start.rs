@@ -266,7 +266,10 @@ fn whichever_page_of_openings_is_left_a_start_finds_the_same() {
                     let frames = load.rng.below(400);
                     load.write(&rig, frames).await;
                     if part == 1 || load.rng.chance(40) {
-                        rig.engine.checkpoint().await.unwrap();
+                        if let Err(e) = rig.engine.checkpoint().await {
+                            // The map has none while what was freed waits for a table that says so.
+                            assert_eq!(e.kind, freebs_types::ErrorKind::NoSpace, "seed {seed} round {round}: {e}");
+                        }
                     }
                 }
                 load.check(&rig).await;
