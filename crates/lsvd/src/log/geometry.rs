@@ -8,8 +8,8 @@ use freebs_types::{ClusterId, DeviceId, StartNumber};
 /// frees usable. With them a full device comes back to life when something in it is committed or deleted.
 pub(crate) const LAST_SEGMENTS: u32 = 2;
 
-/// Segments that nothing may open while the device may still grow: others may fill the file system at any time, and what was
-/// ordered by then is to be written, and trims, zeroes, views and deletions are to be taken.
+/// Ready segments that records don't open while the device may still grow (the map may): others may fill the file system at any
+/// time, and what was ordered by then is to be written, and trims, zeroes, views and deletions are to be taken.
 pub(crate) const HEADROOM_SEGMENTS: u32 = 3;
 
 /// Identity and measures of the device.
