@@ -67,8 +67,8 @@ pub(crate) struct Core {
     pub proven: bool,
     /// Highest append known to be lost, while the log is replayed.
     pub damaged: u64,
-    /// Highest append that was found to be lost then. Every append says so: it does not rely on that one.
-    pub known_lost: u64,
+    /// The last appends that were found to be lost together then. Every append says so: it does not rely on them.
+    pub known_lost: Option<(u64, u64)>,
     /// The appends that are lost then, or may be: maps that were learned up to the last one don't count. Where in the log a segment
     /// lay that is lost as a whole is not known, but there is an end to it.
     pub lost: LostAppends,
@@ -104,6 +104,16 @@ pub(crate) struct Core {
 }
 
 impl Core {
+    /// Appends were found to be lost, and it is known now that they were. Those that touch are one stretch.
+    pub fn knows_lost(&mut self, from: u64, to: u64) {
+        let (from, to) = (from.max(1), to.max(1));
+        self.known_lost = Some(match self.known_lost {
+            Some((first, last)) if from <= last + 1 && first <= to + 1 => (first.min(from), last.max(to)),
+            Some(later) if to < later.0 => later,
+            _ => (from, to),
+        });
+    }
+
     pub fn new(geometry: Geometry, segments: u32, options: Options) -> Self {
         let mut segs = Segments::default();
         for _ in 0..segments {
@@ -125,7 +135,7 @@ impl Core {
             opened: Opened::default(),
             proven: true,
             damaged: 0,
-            known_lost: 0,
+            known_lost: None,
             lost: LostAppends::default(),
             replaying: u64::MAX,
             no_growth: false,
@@ -243,14 +253,21 @@ impl Core {
         self.can_grow() && self.may_fill() && !self.may_open()
     }
 
-    /// Takes moves out of the queue that no segment can be opened for. Nothing is lost by it.
+    /// Takes moves out of the queue that no segment can be opened for. Nothing is lost by it. Marks that were put in front of
+    /// them stay.
     pub fn drop_moves(&mut self) -> bool {
-        let mut moves = Moves::default();
-        while let Some(Queued::Job(Job::Move(m))) = self.queue.pop_front_if(|q| matches!(q, Queued::Job(Job::Move(_))))
-        {
-            moves.count(&m);
-            self.counters.mended_blocks -= m.mends();
+        let (mut moves, mut marks) = (Moves::default(), Vec::new());
+        let is_one = |q: &mut Queued| matches!(q, Queued::Job(Job::Move(_)) | Queued::Suspect(_));
+        while let Some(front) = self.queue.pop_front_if(is_one) {
+            match front {
+                Queued::Job(Job::Move(m)) => {
+                    moves.count(&m);
+                    self.counters.mended_blocks -= m.mends();
+                }
+                mark => marks.push(mark),
+            }
         }
+        marks.into_iter().rev().for_each(|mark| self.queue.push_front(mark));
         self.moves_done(moves);
         moves != Moves::default()
     }
