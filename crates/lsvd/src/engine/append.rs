@@ -299,7 +299,7 @@ impl Core {
     /// Whether what is next may be refused, and how. Who learns, repairs or promises can wait for room; the log must not
     /// end for it. The state at the end of a learned map is not refused: who brought it has gone on from there.
     pub fn may_refuse(&self) -> Option<(Durable, &'static str)> {
-        match self.queue.front() {
+        match self.queue.iter().find(|q| !matches!(q, Queued::Suspect(_))) {
             Some(Queued::Record(Record::Carry { shard, ticket, .. })) => {
                 Some((Durable::NoRoom { shard: *shard, ticket: *ticket }, "what it learns"))
             }
@@ -318,11 +318,19 @@ impl Core {
 
     fn refuse(&mut self) -> Option<Durable> {
         let (done, what) = self.may_refuse()?;
+        self.take_marks_back();
         self.queue.pop_front();
         if let Durable::NoRoom { shard, .. } | Durable::Unrepaired { shard, .. } = &done {
             self.event(crate::EventKind::Space, format!("shard {shard}: no room for {what}"));
         }
         Some(done)
+    }
+
+    /// Marks that were put in front of something that is not appended now come in front of what is next instead.
+    pub fn take_marks_back(&mut self) {
+        while let Some(Queued::Suspect(shard)) = self.queue.pop_front_if(|q| matches!(q, Queued::Suspect(_))) {
+            self.forks.has_to_say(shard);
+        }
     }
 
     /// The device is full.

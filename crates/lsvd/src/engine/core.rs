@@ -254,20 +254,19 @@ impl Core {
     }
 
     /// Takes moves out of the queue that no segment can be opened for. Nothing is lost by it. Marks that were put in front of
-    /// them stay.
+    /// them come in front of what is next.
     pub fn drop_moves(&mut self) -> bool {
-        let (mut moves, mut marks) = (Moves::default(), Vec::new());
-        let is_one = |q: &mut Queued| matches!(q, Queued::Job(Job::Move(_)) | Queued::Suspect(_));
-        while let Some(front) = self.queue.pop_front_if(is_one) {
-            match front {
-                Queued::Job(Job::Move(m)) => {
-                    moves.count(&m);
-                    self.counters.mended_blocks -= m.mends();
-                }
-                mark => marks.push(mark),
-            }
+        let behind = self.queue.iter().find(|q| !matches!(q, Queued::Suspect(_)));
+        if !matches!(behind, Some(Queued::Job(Job::Move(_)))) {
+            return false;
         }
-        marks.into_iter().rev().for_each(|mark| self.queue.push_front(mark));
+        let mut moves = Moves::default();
+        self.take_marks_back();
+        while let Some(Queued::Job(Job::Move(m))) = self.queue.pop_front_if(|q| matches!(q, Queued::Job(Job::Move(_))))
+        {
+            moves.count(&m);
+            self.counters.mended_blocks -= m.mends();
+        }
         self.moves_done(moves);
         moves != Moves::default()
     }
@@ -374,7 +373,7 @@ impl Core {
                 let shard = shards.entry(id).or_insert_with(|| fresh(maps, forks));
                 forks.is_told(id);
                 if body.whole || body.learned_upto > Sequence(0) {
-                    doubted.first().into_iter().for_each(|_| forks.has_lost(id));
+                    doubted.first().into_iter().for_each(|_| forks.has_to_say(id));
                     shard.history.lost_to_forks.add(doubted);
                 }
                 shard.mark(head, &body, at, (self.damaged, lost), segs)
@@ -500,5 +499,45 @@ impl Core {
             s.chunks.recount(|seg, n| out[seg as usize] += n as u64);
         }
         out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Next;
+    use crate::engine::moves::Move;
+    use crate::{Durable, MarkChange, Record};
+    use freebs_types::{ClusterId, DeviceId, StartNumber};
+
+    const FIRST: ShardId = ShardId::new(1, 0);
+    const SECOND: ShardId = ShardId::new(2, 0);
+
+    /// Marks that were put in front of moves, or of what is refused, hold nothing up, and are said later.
+    #[test]
+    fn marks_in_front_of_what_is_dropped_are_said_later() {
+        let geometry = Geometry {
+            cluster: ClusterId([1; 16]),
+            device: DeviceId([2; 16]),
+            start: StartNumber(1),
+            sector: 4096,
+            segment_bytes: 1 << 20,
+            limit_segments: 40,
+        };
+        let mut core = Core::new(geometry, 0, Options::UNBOUNDED);
+        core.queue.push_back(Queued::Suspect(FIRST));
+        assert!(!core.drop_moves() && core.queue.len() == 1, "nothing is dropped where there is no move");
+        core.queue.push_back(Queued::Job(Job::Move(Move { pieces: VecDeque::new(), mends: false })));
+        core.queue.push_back(Queued::Suspect(SECOND));
+        core.queue.push_back(Queued::Record(Record::Mark { shard: SECOND, change: MarkChange::default(), ticket: 7 }));
+        core.cleaning.outstanding = 1;
+        assert!(core.drop_moves());
+        assert!(matches!(core.queue.front(), Some(Queued::Suspect(SECOND))) && core.queue.len() == 2);
+        assert!(matches!(core.may_refuse(), Some((Durable::NoRoom { shard: SECOND, ticket: 7 }, _))));
+        core.no_segment = true;
+        assert!(matches!(core.next(&mut None), Next::Done(Durable::NoRoom { shard: SECOND, ticket: 7 })));
+        assert!(core.queue.is_empty());
+        let said: Vec<_> = std::iter::from_fn(|| core.forks.take_untold(|_| true)).collect();
+        assert_eq!(said, [FIRST, SECOND]);
     }
 }

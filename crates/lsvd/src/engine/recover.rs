@@ -591,11 +591,13 @@ impl<D: Device> Recovery<'_, D> {
                     let mut lost = f.lost().peekable();
                     for e in &entries {
                         while let Some(stretch) = lost.next_if(|(from, _)| e.append > *from) {
-                            self.note_lost(s.id, 0, stretch, false);
+                            self.misses(s.id, 0, stretch);
                         }
                         self.apply(s.id, e).await?;
                     }
-                    lost.for_each(|stretch| self.note_lost(s.id, 0, stretch, false));
+                    lost.for_each(|stretch| self.misses(s.id, 0, stretch));
+                    // What lies between several of them in the last place is not known to be lost.
+                    f.known_lost().for_each(|(from, to)| self.core.get_mut().knows_lost(from, to));
                     self.core.get_mut().segs.get_mut(s.id).appends = (f.first_append.get(), f.last());
                     self.ends_with(s, f.last());
                     return Ok(());
@@ -752,16 +754,21 @@ impl<D: Device> Recovery<'_, D> {
         }
     }
 
+    /// Notes that appends from one up to `number` are missed.
+    fn misses(&mut self, id: u32, at: u32, (first, number): (u64, u64)) {
+        self.finding(id, at, format!("append {number} can't be read, or only in part"));
+        let core = self.core.get_mut();
+        core.damaged = core.damaged.max(number);
+        core.lost.add(first.min(number), number);
+    }
+
     /// Notes that appends from one up to `number` are lost. If a segment was opened since by somebody who did not know, then what
     /// cleaning had moved into them may lie nowhere else.
     fn note_lost(&mut self, id: u32, at: u32, (first, number): (u64, u64), relied_on: bool) {
-        self.finding(id, at, format!("append {number} can't be read, or only in part"));
-        let first = first.min(number);
+        self.misses(id, at, (first, number));
         let core = self.core.get_mut();
-        core.damaged = core.damaged.max(number);
-        core.lost.add(first, number);
         if number < LOG_NUMBER_END {
-            core.knows_lost(first, number);
+            core.knows_lost(first.min(number), number);
         }
         if relied_on {
             core.shards.values_mut().for_each(Shard::lost_append);
