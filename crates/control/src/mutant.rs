@@ -25,6 +25,8 @@ pub enum Mutant {
     RebuiltIsActive,
     /// V9: numbers go on behind those of views; what was promised above is forgotten.
     PromisesForgotten,
+    /// V15: as many answers are taken to be behind any later view as the one that was found asks for.
+    LeastIsOwn,
     /// V10: the view that follows an operator's word is taken for a branch, although its frame is none.
     SealsAreBranches,
     /// S1: a cut counts whatever view it was made in.
