@@ -579,7 +579,11 @@ fn keepers(view: &ViewSurvey, members: &[NodeId], of: &OfShard<'_>, seen: &Seen<
     let before = views.0.get(&view.pred).map_or(&[][..], |v| &v.members);
     let unknown = before.iter().copied().filter(|n| seen.nodes.contains_key(n) && !seen.is_known(of, *n));
     let all: BTreeSet<NodeId> = others.chain(unknown).filter(|n| !members.contains(n)).collect();
-    all.into_iter().take(freebs_types::limits::CHAIN_MEMBERS_MAX).collect()
+    // The one that has the newest of it comes last: it lacks least.
+    let mut all: Vec<NodeId> = all.into_iter().collect();
+    all.sort_by_key(|n| of.get(n).and_then(|s| s.views.last()).map(|v| v.view));
+    let over = all.len().saturating_sub(freebs_types::limits::CHAIN_MEMBERS_MAX);
+    all.into_iter().skip(over).take(freebs_types::limits::CHAIN_MEMBERS_MAX).collect()
 }
 
 /// An error unless each answered write of a view is on one of `on` members that are known to have all of it; `may`: so many may.
@@ -594,6 +598,21 @@ fn are_enough(view: &ViewSurvey, on: usize, may: usize) -> std::result::Result<(
         view.members.len(),
         if may > on { "; more may be on nodes that were not looked at, add them" } else { "" }
     ))
+}
+
+/// Those that have something and are no members: as long as anybody learns all keep it (V7), and then those that have left a
+/// chain that became shorter are away (V13).
+fn others_of(
+    volume: &Volume,
+    members: &[NodeId],
+    joining: &[NodeId],
+    others: Vec<NodeId>,
+) -> (Vec<NodeId>, Vec<NodeId>) {
+    match joining.is_empty() {
+        false => (others, Vec::new()),
+        true if members.len() < usize::from(volume.copies) => (Vec::new(), others),
+        true => (Vec::new(), Vec::new()),
+    }
 }
 
 /// The shard, and the nodes without whose loss being accepted it would be left out.
@@ -633,10 +652,8 @@ fn shard(
     // Whoever holds the view's frame leads first, in the order of the chain.
     let (mut members, joining): (Vec<NodeId>, Vec<NodeId>) = view.members.iter().partition(|n| on.contains(n));
     members.extend(&joining);
-    let keepers = match joining.is_empty() {
-        true => Vec::new(),
-        false => keepers(view, &members, of, seen, &views),
-    };
+    let others = keepers(view, &members, of, seen, &views);
+    let (keepers, away) = others_of(volume, &members, &joining, others);
     let shard = Shard {
         index,
         active: view.view,
@@ -650,6 +667,7 @@ fn shard(
         unseen: joining.iter().copied().filter(|n| !seen.looked_at.contains(n)).collect(),
         joining,
         keepers,
+        away,
         // Whose disk was lost before is not known.
         learning: Vec::new(),
         forced: None,
