@@ -414,6 +414,12 @@ proptest! {
             let done = s.apply(c);
             seen.recovered.extend(recovered.filter(|_| done.is_ok()));
             let left = before.volumes().flat_map(|v| v.shards.iter().map(|sh| v.shard_id(sh.index)));
+            // A clone of one of these may be as short.
+            let is_clone = |v: &&std::sync::Arc<Volume>| before.volume(v.id).is_none() && v.origin.is_some();
+            let short = |v: &Volume, sh: &Shard| sh.members.len() < usize::from(v.copies);
+            let clones = s.volumes().filter(is_clone);
+            let clones = clones.flat_map(|v| v.shards.iter().filter(|sh| short(v, sh)).map(|sh| v.shard_id(sh.index)));
+            seen.recovered.extend(clones.collect::<Vec<_>>());
             let is_shorter = |id: &ShardId| {
                 let len = |s: &State| s.shard(*id).map_or(0, |sh| sh.members.len());
                 leaves && len(&s) < len(&before)
