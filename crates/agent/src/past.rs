@@ -13,7 +13,7 @@ use std::sync::Arc;
 #[must_use]
 pub fn holders_of(volume: &Volume) -> VolumeSpec {
     let shards = volume.shards.iter().map(|s| {
-        let known = s.members.iter().chain(&s.active_members).chain(&s.keepers);
+        let known = s.members.iter().chain(&s.active_members).chain(&s.keepers).chain(&s.away);
         let (learning, whole): (Vec<NodeId>, Vec<NodeId>) = known.partition(|n| s.joining.contains(n));
         let mut members = Vec::new();
         for node in whole.into_iter().chain(learning) {

@@ -146,12 +146,12 @@ impl Failures {
             return None;
         }
         // One command names only so many nodes, and whoever is not named may come.
-        if away.len() > limits::FAILED_NODES_MAX || state.extensions(&away).is_empty() {
+        if away.len() > limits::FAILED_NODES_MAX || state.extensions(&away, &BTreeSet::new()).is_empty() {
             self.extended = Some((state.revision(), away));
             return None;
         }
         let away = away.iter().filter_map(|n| Some((*n, state.node(*n)?.start))).collect();
-        Some(Command::ExtendChains { away })
+        Some(Command::ExtendChains { away, waited: Vec::new() })
     }
 
     /// Other members in place of those that are gone, as far as there are nodes to spare.

@@ -59,7 +59,8 @@ impl State {
             Command::FailOver { nodes } => self.fail_over(&nodes, mutant),
             Command::ReplaceMembers { gone, failed } => self.replace_members(&gone, &failed, mutant),
             Command::MembersComplete { shard, view, nodes } => self.members_complete(shard, view, &nodes, mutant),
-            Command::ExtendChains { away } => self.extend_chains(&away),
+            Command::ExtendChains { away, waited } => self.extend_chains(&away, &waited),
+            Command::LeaveChains { failed, shards } => self.leave_chains(&failed, &shards, mutant),
             Command::RecoverShard(how) => self.recover_shard(&how),
             Command::ScheduleSnapshots { volume, schedule } => self.schedule_snapshots(volume, schedule),
             Command::BeginSnapshot { name, volumes, created_ms, past } => {

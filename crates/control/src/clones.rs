@@ -47,7 +47,7 @@ impl State {
         };
         let id = self.number_of_clone(of)?;
         let mut loads = self.loads.clone();
-        let shards = source.shards.iter().map(|s| self.cloned(s, usize::from(source.copies), &mut loads)).collect();
+        let shards = source.shards.iter().map(|s| self.cloned(&source, s, &mut loads)).collect();
         let (generation, settled, holder, origin) = (Generation(0), Generation(0), None, Some(origin));
         let clone = Volume { id, name, size, shards, generation, settled, holder, origin, schedule: None, ..source };
         // Records of snapshots in bytes of disk or network may not fit their volumes.
@@ -98,11 +98,15 @@ impl State {
     }
 
     /// A clone's shard before its first view. Its members are those of the other one's that have everything, head first,
-    /// then those that learn it, and then those that carry least.
-    fn cloned(&self, from: &Shard, copies: usize, loads: &mut Loads) -> Shard {
+    /// then those that learn it, and then those that carry least. If those that have everything are too few to answer in such
+    /// a chain, nobody could ever learn from them: then they are the chain, if they may be (V11), and others come to it.
+    fn cloned(&self, of: &Volume, from: &Shard, loads: &mut Loads) -> Shard {
         let learns = |n: &NodeId| from.joining.contains(n);
+        let copies = usize::from(of.copies);
         let mut members: Vec<NodeId> = from.members.iter().copied().filter(|n| !learns(n)).take(copies).collect();
         let whole = members.len();
+        let is_shorter = whole < of.quorum(copies) && whole >= usize::from(of.min_copies);
+        let copies = if is_shorter { whole } else { copies };
         members.extend(from.members.iter().copied().filter(learns).take(copies - whole));
         loads.fill(&mut members, self.nodes.keys().copied(), copies);
         loads.add_chain(&members);

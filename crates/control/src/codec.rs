@@ -8,7 +8,7 @@
 use crate::command::{Command, CreateVolume, Done, Outcome, RecoverShard};
 use crate::limits::{
     COMMAND_BYTES_MAX, COMMAND_TEXT_BYTES_MAX, CUTS_OF_COMMAND_MAX, ERROR_TEXT_BYTES_MAX, FAILED_NODES_MAX,
-    KEEP_RULES_MAX, SNAPSHOT_VOLUMES_MAX,
+    KEEP_RULES_MAX, LEFT_SHARDS_MAX, SNAPSHOT_VOLUMES_MAX,
 };
 use crate::snapshots::{Cut, Group, Keep, Schedule};
 use crate::state::Ack;
@@ -198,17 +198,14 @@ impl Command {
             Self::ReplaceHead { shard, head, active, node } => {
                 put_of_shard(out, 12, *shard, &[head.0, active.0, node.0]);
             }
-            Self::FailOver { nodes } => put_away(out, 11, nodes)?,
-            Self::ReplaceMembers { gone, failed } => {
-                out.push(15);
-                put_nodes(out, gone, FAILED_NODES_MAX)?;
-                put_nodes(out, failed, FAILED_NODES_MAX - gone.len())?;
-            }
+            Self::FailOver { .. }
+            | Self::ReplaceMembers { .. }
+            | Self::ExtendChains { .. }
+            | Self::LeaveChains { .. } => self.put_of_nodes(out)?,
             Self::MembersComplete { shard, view, nodes } => {
                 put_of_shard(out, 16, *shard, &[view.0]);
                 put_members(out, nodes)?;
             }
-            Self::ExtendChains { away } => put_away(out, 18, away)?,
             Self::ActivateBranch { shard, view, generation } => put_of_shard(out, 19, *shard, &[view.0, generation.0]),
             Self::ActivateClone { shard, view, generation, learning } => {
                 put_of_shard(out, 30, *shard, &[view.0, generation.0]);
@@ -232,6 +229,26 @@ impl Command {
             | Self::CloneVolume { .. } => self.put_of_snapshot(out)?,
         }
         Ok(())
+    }
+
+    fn put_of_nodes(&self, out: &mut Vec<u8>) -> Result<()> {
+        match self {
+            Self::FailOver { nodes } => put_away(out, 11, nodes),
+            Self::ReplaceMembers { gone, failed } => {
+                put_away(out, 15, gone)?;
+                put_nodes(out, failed, FAILED_NODES_MAX - gone.len())
+            }
+            Self::ExtendChains { away, waited } if waited.is_empty() => put_away(out, 18, away),
+            Self::ExtendChains { away, waited } => {
+                put_away(out, 35, away)?;
+                put_nodes(out, waited, FAILED_NODES_MAX)
+            }
+            Self::LeaveChains { failed, shards } => {
+                put_away(out, 34, failed)?;
+                put_shards(out, shards)
+            }
+            _ => Err(Error::bug("no command about nodes that are away")),
+        }
     }
 
     fn put_attach(&self, out: &mut Vec<u8>) -> Result<()> {
@@ -348,18 +365,12 @@ impl Command {
                 let (shard, head) = (f.shard()?, NodeId(f.u64()?));
                 Self::ReplaceHead { shard, head, active: ViewNumber(f.u64()?), node: NodeId(f.u64()?) }
             }
-            11 => Self::FailOver { nodes: nodes(f, FAILED_NODES_MAX)? },
-            15 => {
-                let gone = nodes(f, FAILED_NODES_MAX)?;
-                let failed = nodes(f, FAILED_NODES_MAX - gone.len())?;
-                Self::ReplaceMembers { gone, failed }
-            }
+            kind @ (11 | 15 | 18 | 34 | 35) => of_nodes(f, kind)?,
             16 => {
                 let (shard, view) = (f.shard()?, ViewNumber(f.u64()?));
                 Self::MembersComplete { shard, view, nodes: members(f)? }
             }
             17 => Self::RecoverShard(recover(f)?),
-            18 => Self::ExtendChains { away: nodes(f, FAILED_NODES_MAX)? },
             20 => Self::RenameVolume { volume: VolumeId(f.u64()?), name: f.text()? },
             kind @ (21..=26 | 28 | 31 | 33) => of_snapshot(f, kind)?,
             27 => Self::DeleteVolumeAndSnapshots { volume: VolumeId(f.u64()?), now_ms: f.u64()?, force: f.flag()? },
@@ -417,6 +428,27 @@ fn put_count(out: &mut Vec<u8>, count: usize) -> Option<()> {
 
 fn count(f: &mut Fields<'_>) -> Result<usize> {
     Some(usize::from(f.u16()?)).filter(|n| *n <= CUTS_OF_COMMAND_MAX).ok_or_else(damaged)
+}
+
+fn of_nodes(f: &mut Fields<'_>, kind: u8) -> Result<Command> {
+    let first = nodes(f, FAILED_NODES_MAX)?;
+    Ok(match kind {
+        11 => Command::FailOver { nodes: first },
+        15 => {
+            let failed = nodes(f, FAILED_NODES_MAX - first.len())?;
+            Command::ReplaceMembers { gone: first, failed }
+        }
+        18 => Command::ExtendChains { away: first, waited: Vec::new() },
+        34 => Command::LeaveChains { failed: first, shards: shards(f)? },
+        _ => {
+            let waited = nodes(f, FAILED_NODES_MAX)?;
+            // With none it has another form.
+            if waited.is_empty() {
+                return Err(damaged());
+            }
+            Command::ExtendChains { away: first, waited }
+        }
+    })
 }
 
 fn of_snapshot(f: &mut Fields<'_>, kind: u8) -> Result<Command> {
@@ -479,6 +511,26 @@ fn put_nodes(out: &mut Vec<u8>, nodes: &[(NodeId, StartNumber)], most: usize) ->
     out.push(count.ok_or_else(|| Error::invalid("too many nodes fail at a time"))?);
     nodes.iter().for_each(|(node, start)| put_numbers(out, &[node.0, start.0]));
     Ok(())
+}
+
+/// Shards with their active views, their number before them.
+fn put_shards(out: &mut Vec<u8>, shards: &[(ShardId, ViewNumber)]) -> Result<()> {
+    let count = u16::try_from(shards.len()).ok().filter(|n| usize::from(*n) <= LEFT_SHARDS_MAX);
+    let count = count.ok_or_else(|| Error::invalid("more shards than one command is about"))?;
+    out.extend(count.to_le_bytes());
+    for (shard, active) in shards {
+        put_shard(out, *shard);
+        put_numbers(out, &[active.0]);
+    }
+    Ok(())
+}
+
+fn shards(f: &mut Fields<'_>) -> Result<Vec<(ShardId, ViewNumber)>> {
+    let count = usize::from(f.u16()?);
+    if count > LEFT_SHARDS_MAX {
+        return Err(damaged());
+    }
+    (0..count).map(|_| Ok((f.shard()?, ViewNumber(f.u64()?)))).collect()
 }
 
 /// Members of a chain, their number before them.

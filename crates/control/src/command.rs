@@ -224,6 +224,17 @@ pub enum Command {
     ExtendChains {
         /// Nodes that don't come, each with the start in which it is away: one that is back may come.
         away: Vec<(NodeId, StartNumber)>,
+        /// Those of them whose places in chains that became shorter are kept for them (rule V13).
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        waited: Vec<(NodeId, StartNumber)>,
+    },
+    /// These nodes have failed: chains that can answer nothing without them become shorter, and those to which one of them was
+    /// to come go on without it (rules V11, V14). Who goes on is found when this is applied.
+    LeaveChains {
+        /// Each with the start in which it failed: a node that is back is left out.
+        failed: Vec<(NodeId, StartNumber)>,
+        /// Only these, each if this is still its active view; empty for all.
+        shards: Vec<(ShardId, ViewNumber)>,
     },
     /// These members of the active view have everything (rule V7), as its head sees.
     MembersComplete {

@@ -22,8 +22,9 @@ pub const STATE_MAGIC: [u8; 4] = *b"FBCS";
 /// reader that passes over them would let a log that was lost go on.
 /// Snapshots came with version 5: a reader that passes over them would have logs let go of what they are of. Clones came with
 /// version 6: a reader that passes over them would begin them with nothing. Schedules of snapshots came with version 7: a
-/// reader that passes over them would make none.
-pub const STATE_VERSION: u16 = 7;
+/// reader that passes over them would make none. Nodes that are away came with version 8: a reader that passes over them would
+/// give their places away, and have them free what they have.
+pub const STATE_VERSION: u16 = 8;
 /// Bytes of the header before the body.
 pub const STATE_HEADER_BYTES: usize = 64;
 
@@ -115,7 +116,8 @@ impl State {
         serde_json::to_writer(&mut out, &body).expect("a state has only what JSON can say");
         let body = &out[STATE_HEADER_BYTES..];
         let version = match () {
-            () if self.volumes.values().any(|v| v.schedule.is_some()) => STATE_VERSION,
+            () if self.has_away() => STATE_VERSION,
+            () if self.volumes.values().any(|v| v.schedule.is_some()) => 7,
             () if self.volumes.values().any(|v| v.origin.is_some()) => 6,
             () if self.snapshots.last().0 > 0 => 5,
             () if self.has_branches() => 4,
@@ -185,7 +187,8 @@ impl State {
         for volume in body.volumes {
             volume.check()?;
             let known = |s: &crate::state::Shard| {
-                s.members.iter().chain(&s.active_members).chain(&s.keepers).all(|m| state.nodes.contains_key(m))
+                let all = s.members.iter().chain(&s.active_members).chain(&s.keepers).chain(&s.away);
+                all.into_iter().all(|m| state.nodes.contains_key(m))
             };
             if volume.id > body.last_volume || volume.changed > revision || !volume.shards.iter().all(known) {
                 return Err(damaged("the control state has an impossible volume"));

@@ -57,6 +57,10 @@ pub enum EventKind {
     MemberReplaced,
     /// New members of a shard have everything.
     MemberComplete,
+    /// A member has left a shard's chain, which could answer nothing without it.
+    MemberLeft,
+    /// A member that had left has everything again.
+    MemberBack,
     /// A shard is to go on by force: what only lost members have is lost.
     Forced,
     /// Another part of a volume's past is kept.
@@ -102,6 +106,8 @@ impl EventKind {
             Self::HeadMoved => "head_moved",
             Self::MemberReplaced => "member_replaced",
             Self::MemberComplete => "member_complete",
+            Self::MemberLeft => "member_left",
+            Self::MemberBack => "member_back",
             Self::Forced => "forced",
             Self::ViewActive => "view_active",
             Self::Damage => "damage",
@@ -232,15 +238,9 @@ fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
         Command::ReplaceMembers { .. } | Command::ExtendChains { .. } => {
             members(before, now, "has been gone for too long")
         }
+        Command::LeaveChains { .. } => left(before, now),
         Command::RecoverShard(how) => forced(before, now, how),
-        Command::MembersComplete { shard, nodes, .. } => {
-            let kept = before.shard(*shard).map(|s| s.joining.clone()).unwrap_or_default();
-            let new = nodes.iter().filter(|n| kept.contains(n)).map(|n| name(now, *n)).collect::<Vec<_>>().join(", ");
-            one(now.volume(shard.volume).map(|v| {
-                let t = Told::new(EventKind::MemberComplete, format!("{new} has everything")).of(v);
-                Told { shard: Some(shard.to_string()), about: Some(new), ..t }
-            }))
-        }
+        Command::MembersComplete { shard, nodes, .. } => complete(before, now, *shard, nodes),
         Command::ProposeView { .. } | Command::NameHostKey { .. } => Vec::new(),
         // Any command may decide the fate of a snapshot.
         Command::BeginSnapshot { .. }
@@ -254,6 +254,40 @@ fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
             Told::new(EventKind::SnapshotsScheduled, text).of(v)
         })),
     }
+}
+
+/// Members that have everything: new ones, and those that are back.
+fn complete(before: &State, now: &State, shard: ShardId, nodes: &[NodeId]) -> Vec<Told> {
+    let Some((old, volume)) = before.shard(shard).zip(now.volume(shard.volume)) else { return Vec::new() };
+    let learned = nodes.iter().filter(|n| old.joining.contains(n));
+    let (back, new): (Vec<NodeId>, Vec<NodeId>) = learned.partition(|n| old.away.contains(n));
+    let told = |kind, of: &[NodeId], text: &str| {
+        let names = of.iter().map(|n| name(now, *n)).collect::<Vec<_>>().join(", ");
+        let t = Told::new(kind, format!("{names} {text}")).of(volume).decided(now.revision());
+        (!of.is_empty()).then_some(Told { shard: Some(shard.to_string()), about: Some(names), ..t })
+    };
+    let new = told(EventKind::MemberComplete, &new, "has everything");
+    new.into_iter().chain(told(EventKind::MemberBack, &back, "is back, and has everything")).collect()
+}
+
+/// Chains that became shorter, and those to which somebody does not come.
+fn left(before: &State, now: &State) -> Vec<Told> {
+    let mut out = Vec::new();
+    for volume in now.volumes().filter(|v| v.changed > before.revision()) {
+        for shard in &volume.shards {
+            let id = volume.shard_id(shard.index);
+            let Some(old) = before.shard(id) else { continue };
+            let was_one = |n: &&NodeId| old.view_members().contains(n) && !shard.members.contains(n);
+            for gone in old.members.iter().filter(was_one) {
+                let gone = name(now, *gone);
+                let text = format!("{gone} has failed, and nothing could be answered without it");
+                let t = Told::new(EventKind::MemberLeft, text).of(volume);
+                out.push(Told { shard: Some(id.to_string()), about: Some(gone), ..t.decided(volume.changed) });
+            }
+        }
+    }
+    out.extend(heads(before, now, "the old one has failed, or is being stopped"));
+    out
 }
 
 fn retained(v: &Volume) -> Told {

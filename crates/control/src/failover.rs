@@ -68,8 +68,11 @@ impl State {
     /// that head and the active view.
     #[must_use]
     pub fn unopened(&self) -> Vec<(ShardId, NodeId, ViewNumber)> {
+        // One that is to be shorter answers nothing before that (V11).
+        let is_to_be_shorter = |s: &Shard| s.members.len() < s.active_members.len();
         let is_open = |s: &Shard, head: NodeId| {
             s.active.0 > 0
+                && !is_to_be_shorter(s)
                 && s.opened_by.is_none_or(|by| by == head)
                 && self.node(head).is_some_and(|n| n.start == s.head_start)
         };

@@ -58,5 +58,9 @@ pub const SNAPSHOT_WHY_BYTES_MAX: usize = 256;
 pub const FAILED_NODES_MAX: usize = 56;
 /// Shards of which members are joining at a time: what is learned loads those who tell it, too.
 pub const JOINING_SHARDS_MAX: usize = 16;
+/// Shards to which members that were away come back at a time: they lack what was written meanwhile only.
+pub const RETURNING_SHARDS_MAX: usize = 64;
+/// Shards that one command names whose chains are to become shorter.
+pub const LEFT_SHARDS_MAX: usize = 256;
 /// Bytes of an error's text in an encoded result.
 pub const ERROR_TEXT_BYTES_MAX: usize = 512;

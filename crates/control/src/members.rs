@@ -24,6 +24,10 @@ impl Shard {
         if is_complete && !is_alone && self.active_members.is_empty() {
             self.keepers.clear();
         }
+        let has_its_copies = self.members.len() >= usize::from(copies);
+        if has_its_copies && self.joining.is_empty() && self.active_members.is_empty() {
+            self.away.clear();
+        }
     }
 
     /// Only who has everything may lead (V1).
@@ -59,7 +63,7 @@ impl Shard {
 
 impl Shard {
     /// True if members are to come to those of the active view, all of which stay: that goes on until they have everything.
-    fn grows(&self) -> bool {
+    pub(crate) fn grows(&self) -> bool {
         let before = &self.active_members;
         let is_new = |n: &NodeId| !before.contains(n) && self.joining.contains(n);
         !before.is_empty()
@@ -105,6 +109,17 @@ impl State {
         self.volumes.values().any(|v| v.shards.iter().any(changes))
     }
 
+    /// True if anybody has left a chain that became shorter, and is not back.
+    pub(crate) fn has_away(&self) -> bool {
+        self.volumes.values().any(|v| v.shards.iter().any(|s| !s.away.is_empty()))
+    }
+
+    /// All nodes that left a chain that became shorter, and are not back.
+    #[must_use]
+    pub fn away_nodes(&self) -> BTreeSet<NodeId> {
+        self.volumes.values().flat_map(|v| v.shards.iter().flat_map(|s| s.away.iter().copied())).collect()
+    }
+
     /// The member to be replaced and the one in its place, if there is something to be done: those that are left can
     /// go on, and there is a node to spare. A former member comes first, for it has the most; then who carries least.
     fn replacement(
@@ -136,30 +151,40 @@ impl State {
         let spare = self.nodes.keys().copied().filter(|n| is_there(n) && !shard.members.contains(n));
         spare.min_by_key(|n| {
             let load = loads.of(*n);
-            (!shard.keepers.contains(n), load.copies, load.heads, *n)
+            let has_some = shard.keepers.contains(n) || shard.away.contains(n);
+            (!has_some, load.copies, load.heads, *n)
         })
     }
 
-    /// Shards whose chains are shorter than their volumes are to have them (V10), and the nodes that come to them while
-    /// these are away, as many as may be learned at a time. Of a shard one at a time.
+    /// Shards whose chains are shorter than their volumes are to have them (V10, V11), and the nodes that come to them while
+    /// these are away, as many as may be learned at a time. Of a shard one at a time. Who left comes before others, and the
+    /// places of those of `waited` that left are kept (V13).
     #[must_use]
-    pub fn extensions(&self, away: &BTreeSet<NodeId>) -> Vec<(ShardId, NodeId)> {
+    pub fn extensions(&self, away: &BTreeSet<NodeId>, waited: &BTreeSet<NodeId>) -> Vec<(ShardId, NodeId)> {
         let is_there = |n: &NodeId| !away.contains(n) && self.node(*n).is_some_and(|n| n.start.0 > 0);
-        let busy: usize = self.volumes().map(|v| v.shards.iter().filter(|s| !s.joining.is_empty()).count()).sum();
-        let room = limits::JOINING_SHARDS_MAX.saturating_sub(busy);
+        let learn = |s: &&Shard, returns| !s.joining.is_empty() && s.only_returns() == returns;
+        let busy =
+            |returns| -> usize { self.volumes().map(|v| v.shards.iter().filter(|s| learn(s, returns)).count()).sum() };
+        let mut room = limits::JOINING_SHARDS_MAX.saturating_sub(busy(false));
+        let mut room_to_return = limits::RETURNING_SHARDS_MAX.saturating_sub(busy(true));
         let mut loads = self.loads.clone();
         let (mut out, volumes) = (Vec::new(), self.volumes());
         for (volume, shard) in volumes.flat_map(|v| v.shards.iter().map(move |s| (v, s))) {
             let is_settled = shard.active.0 > 0 && shard.joining.is_empty() && shard.active_members.is_empty();
-            let is_short = shard.members.len() < usize::from(volume.copies);
+            let places = usize::from(volume.copies).saturating_sub(shard.members.len());
             let there = shard.members.iter().filter(|n| is_there(n)).count();
             // The view that they are in goes on until the new one has everything, and then that one counts.
             let len = shard.members.len();
             let is_held = there >= volume.quorum(len) && there + 1 >= volume.quorum(len + 1);
-            if !is_settled || !is_short || !is_held || out.len() >= room {
+            if !is_settled || places == 0 || !is_held {
                 continue;
             }
-            if let Some(new) = self.spare(shard, is_there, &loads) {
+            let returning = shard.returning(is_there);
+            let kept = shard.away.iter().filter(|n| waited.contains(n)).count();
+            let room = if returning.is_some() { &mut room_to_return } else { &mut room };
+            let other = || self.spare(shard, is_there, &loads).filter(|_| places > kept);
+            if let Some(new) = returning.or_else(other).filter(|_| *room > 0) {
+                *room -= 1;
                 loads.add_member(new);
                 out.push((volume.shard_id(shard.index), new));
             }
@@ -232,17 +257,21 @@ impl State {
     }
 
     /// Those that were not started again since.
-    fn still(&self, of: &[(NodeId, StartNumber)]) -> BTreeSet<NodeId> {
+    pub(crate) fn still(&self, of: &[(NodeId, StartNumber)]) -> BTreeSet<NodeId> {
         of.iter().filter(|n| self.node(n.0).is_some_and(|known| known.start == n.1)).map(|n| n.0).collect()
     }
 
     /// Members come to the chains that are too short; none of those that are away, if they were not started again since.
-    pub(crate) fn extend_chains(&mut self, away: &[(NodeId, StartNumber)]) -> Result<Outcome> {
-        if away.len() > limits::FAILED_NODES_MAX {
+    pub(crate) fn extend_chains(
+        &mut self,
+        away: &[(NodeId, StartNumber)],
+        waited: &[(NodeId, StartNumber)],
+    ) -> Result<Outcome> {
+        if away.len().max(waited.len()) > limits::FAILED_NODES_MAX {
             return Err(Error::invalid(format!("at most {} nodes fail at a time", limits::FAILED_NODES_MAX)));
         }
         let mut changed: Vec<Volume> = Vec::new();
-        for (id, new) in self.extensions(&self.still(away)) {
+        for (id, new) in self.extensions(&self.still(away), &self.still(waited)) {
             if changed.last().is_none_or(|v| v.id != id.volume) {
                 changed.push(self.volume_to_change(id.volume)?);
             }
@@ -270,6 +299,7 @@ impl State {
         }
         let before = s.joining.len();
         s.joining.retain(|n| !nodes.contains(n));
+        s.tidy_away();
         s.learning.retain(|n| !nodes.contains(n));
         s.unseen.retain(|n| !nodes.contains(n));
         if s.joining.len() < before {

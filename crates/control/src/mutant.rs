@@ -25,6 +25,18 @@ pub enum Mutant {
     RebuiltIsActive,
     /// V9: numbers go on behind those of views; what was promised above is forgotten.
     PromisesForgotten,
+    /// V11: a chain of fewer than min copies is planned.
+    LeavesBelowLeast,
+    /// V11: a chain is planned although too few are there to seal the view before it.
+    LeavesUnsealed,
+    /// V11: members that still learn are in the shorter chain, and count for whether it is needed.
+    LearnersStay,
+    /// V13: who leaves a chain that becomes shorter keeps nothing, and no place is kept for it.
+    AwayForgotten,
+    /// V14: who is to come to a chain, and fails, stays in the plan.
+    ComingHoldsUp,
+    /// V15: as many answers are taken to be behind any later view as the one that was found asks for.
+    LeastIsOwn,
     /// V10: the view that follows an operator's word is taken for a branch, although its frame is none.
     SealsAreBranches,
     /// S1: a cut counts whatever view it was made in.

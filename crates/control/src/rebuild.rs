@@ -6,10 +6,12 @@
 //! A − 1); holding the frame is holding all before it. Whether it was active does not matter then: it sealed the one
 //! before it, which answers nothing any more.
 //!
-//! There may be later views that only nodes hold that were not looked at. With fewer than A of those, none became
-//! active. With more, it would have sealed the newest active view, so all but A − 1 of that view's members would have
-//! promised it: where A of them have promised nothing above, there is none. The view that was found is known to have
-//! been active if something of it was committed; else the one before it must have as many such members, too.
+//! There may be later views that only nodes hold that were not looked at. With fewer of those than the least quorum that a
+//! chain of the volume can have, none became active (rule V15): a later chain may be shorter than the one that is seen. With
+//! more, it would have sealed the newest active view, so all but A − 1 of that view's members would have promised it: where
+//! A of them have promised nothing above, there is none. The view that was found is known to have been active if something
+//! of it was committed; else the one before it must have as many such members, too. An operator may say that what only
+//! certain nodes have is lost for good: these hold no later view then.
 //!
 //! A view that counts because it *can* have become active need not have. It is what is gone on from, and the newest one
 //! that is known to have been active stands beside it (`Shard::known`): another rebuild, which sees more or other nodes,
@@ -167,6 +169,9 @@ pub struct Back {
     pub shards: u32,
     /// Copies that have to learn from the others first.
     pub joining: usize,
+    /// Nodes that may have had what was answered later, and whose loss was accepted.
+    #[serde(skip)]
+    pub given_up: Vec<NodeId>,
 }
 
 /// A volume that is not.
@@ -178,6 +183,10 @@ pub struct Left {
     pub name: Option<String>,
     /// Why, for people.
     pub why: String,
+    /// Nodes that were not looked at, or have lost something, and may hold a later view than any that was seen. Nothing
+    /// else is in the way if their logs are added, or what only they have is given up.
+    #[serde(skip)]
+    pub missing: Vec<NodeId>,
 }
 
 /// What became of it.
@@ -236,6 +245,8 @@ struct Seen<'a> {
     nodes: BTreeMap<NodeId, bool>,
     /// The nodes of which there is a survey.
     looked_at: BTreeSet<NodeId>,
+    /// All that only these have is given up.
+    accepted: &'a BTreeSet<NodeId>,
     /// Of the state that is made.
     revision: u64,
     mutant: Option<Mutant>,
@@ -245,6 +256,24 @@ impl Seen<'_> {
     /// Whether it is certain what a node holds of a shard.
     fn is_known(&self, of: &OfShard<'_>, node: NodeId) -> bool {
         of.get(&node).map_or_else(|| self.nodes.get(&node).copied().unwrap_or(false), |s| s.whole)
+    }
+
+    /// Nodes of which that is not certain.
+    fn unknown(&self, of: &OfShard<'_>) -> Vec<NodeId> {
+        self.nodes.keys().copied().filter(|n| !self.is_known(of, *n)).collect()
+    }
+}
+
+/// Why a volume is left out.
+struct Refusal {
+    why: String,
+    /// See `Left`.
+    missing: Vec<NodeId>,
+}
+
+impl<T: Into<String>> From<T> for Refusal {
+    fn from(why: T) -> Self {
+        Self { why: why.into(), missing: Vec::new() }
     }
 }
 
@@ -280,7 +309,19 @@ fn begin_above(surveys: &[NodeSurvey], clock: u64) -> (u64, Vec<Lone>) {
 /// Makes the state of a cluster of these nodes. Its revision is at least `clock`, in milliseconds since 1970: above every
 /// one that a lost state counted; watchers take what is above it for new.
 pub fn rebuild(cluster: ClusterId, nodes: &[NodeName], surveys: &[NodeSurvey], clock: u64) -> Result<Rebuilt> {
-    rebuild_with(cluster, nodes, surveys, clock, None)
+    rebuild_accepting(cluster, nodes, surveys, clock, &BTreeSet::new())
+}
+
+/// The same, if an operator says that what only `accepted` may have is lost for good: later views, and all that was answered
+/// in them. It counts where nothing else is in the way.
+pub fn rebuild_accepting(
+    cluster: ClusterId,
+    nodes: &[NodeName],
+    surveys: &[NodeSurvey],
+    clock: u64,
+    accepted: &BTreeSet<NodeId>,
+) -> Result<Rebuilt> {
+    make(cluster, nodes, surveys, clock, (accepted, None))
 }
 
 /// The same with a rule left out, for tests.
@@ -291,6 +332,16 @@ pub fn rebuild_with(
     surveys: &[NodeSurvey],
     clock: u64,
     mutant: Option<Mutant>,
+) -> Result<Rebuilt> {
+    make(cluster, nodes, surveys, clock, (&BTreeSet::new(), mutant))
+}
+
+fn make(
+    cluster: ClusterId,
+    nodes: &[NodeName],
+    surveys: &[NodeSurvey],
+    clock: u64,
+    (accepted, mutant): (&BTreeSet<NodeId>, Option<Mutant>),
 ) -> Result<Rebuilt> {
     let (revision, lone) = begin_above(surveys, clock);
     let mut state = State { revision, forgotten: revision, ..State::new(cluster) };
@@ -317,7 +368,7 @@ pub fn rebuild_with(
     }
     let whole = nodes.iter().map(|n| (n.node, starts.get(&n.node).is_some_and(|s| s.whole))).collect();
     let looked_at = starts.keys().copied().collect();
-    let mut seen = Seen { shards: BTreeMap::new(), nodes: whole, looked_at, revision, mutant };
+    let mut seen = Seen { shards: BTreeMap::new(), nodes: whole, looked_at, accepted, revision, mutant };
     for (s, shard) in surveys.iter().flat_map(|s| s.shards.iter().map(move |shard| (s, shard))) {
         let of_volume = seen.shards.entry(shard.shard.volume).or_default();
         of_volume.entry(shard.shard.index).or_default().insert(s.node, shard);
@@ -329,7 +380,7 @@ pub fn rebuild_with(
     // The newest of two volumes of one name keeps it.
     for (id, shards) in seen.shards.iter().rev() {
         match volume(&state, *id, shards, &seen) {
-            Ok((volume, was)) => {
+            Ok((volume, was, given_up)) => {
                 back.push(Back {
                     id: *id,
                     name: volume.name.clone(),
@@ -337,10 +388,13 @@ pub fn rebuild_with(
                     size: volume.size,
                     shards: volume.shards.len() as u32,
                     joining: volume.shards.iter().map(|s| s.joining.len()).sum(),
+                    given_up,
                 });
                 state.put_volume(volume);
             }
-            Err(why) => left.push(Left { id: *id, name: described(shards).map(|d| d.name.clone()), why }),
+            Err(Refusal { why, missing }) => {
+                left.push(Left { id: *id, name: described(shards).map(|d| d.name.clone()), why, missing });
+            }
         }
     }
     back.reverse();
@@ -377,7 +431,7 @@ fn volume(
     id: VolumeId,
     shards: &BTreeMap<u32, OfShard<'_>>,
     seen: &Seen<'_>,
-) -> std::result::Result<(Volume, Option<String>), String> {
+) -> std::result::Result<(Volume, Option<String>, Vec<NodeId>), Refusal> {
     let d = described(shards).ok_or("no view frame says what volume it is: no head of it ran in this version")?;
     let generation = shards.values().flat_map(|of| of.values()).map(|s| s.generation.0).max().unwrap_or_default();
     let mut made = Volume {
@@ -400,27 +454,55 @@ fn volume(
         changed: state.revision,
     };
     if d.shards as usize > freebs_types::limits::VOLUME_SHARDS_MAX as usize {
-        return Err(format!("its view frames speak of {} shards", d.shards));
+        return Err(format!("its view frames speak of {} shards", d.shards).into());
     }
-    for index in 0..d.shards {
-        let of = shards.get(&index).ok_or_else(|| format!("shard {index} is on no device that was looked at"))?;
-        made.shards.push(shard(index, of, seen).map_err(|why| format!("shard {index}: {why}"))?);
-    }
+    let given_up = shards_of(&mut made, d.shards, shards, seen)?;
     let unknown =
         made.shards.iter().flat_map(|s| s.members.iter().chain(&s.keepers)).find(|n| state.node(**n).is_none());
     if let Some(n) = unknown {
-        return Err(format!("node {n} is a member of it and not in the cluster file"));
+        return Err(format!("node {n} is a member of it and not in the cluster file").into());
     }
     let was = state.volume_by_name(&made.name).is_some().then(|| made.name.clone());
     if was.is_some() {
         let kept: String = made.name.chars().take(freebs_types::limits::VOLUME_NAME_BYTES_MAX - 24).collect();
         made.name = format!("{kept}-{id}");
         if state.volume_by_name(&made.name).is_some() {
-            return Err(format!("other volumes are called {} and {}", d.name, made.name));
+            return Err(format!("other volumes are called {} and {}", d.name, made.name).into());
         }
     }
     rules::check_shards(made.size, made.stripe, d.shards).and_then(|()| made.check()).map_err(|e| e.to_string())?;
-    Ok((made, was))
+    Ok((made, was, given_up))
+}
+
+/// Puts the shards in; the nodes whose later views are given up. If some wait for logs of other nodes only, all these are
+/// named at once.
+fn shards_of(
+    made: &mut Volume,
+    count: u32,
+    shards: &BTreeMap<u32, OfShard<'_>>,
+    seen: &Seen<'_>,
+) -> std::result::Result<Vec<NodeId>, Refusal> {
+    let (mut refusal, mut given_up) = (None::<Refusal>, BTreeSet::new());
+    for index in 0..count {
+        let of = shards.get(&index).ok_or_else(|| format!("shard {index} is on no device that was looked at"))?;
+        match shard(index, (made, of), seen) {
+            Ok((shard, without)) => {
+                made.shards.push(shard);
+                given_up.extend(without);
+            }
+            Err(Refusal { why, missing }) => {
+                let why = format!("shard {index}: {why}");
+                if missing.is_empty() {
+                    return Err(why.into());
+                }
+                let all = refusal.get_or_insert(Refusal { why, missing: Vec::new() });
+                all.missing.extend(missing);
+                all.missing.sort_unstable();
+                all.missing.dedup();
+            }
+        }
+    }
+    refusal.map_or_else(|| Ok(given_up.into_iter().collect()), Err)
 }
 
 /// All views that were seen, and how they follow each other.
@@ -473,10 +555,10 @@ impl<'a> Views<'a> {
         (view.0 > 0).then_some(Branch { view, at: Sequence(0), version: Version(0) })
     }
 
-    /// Whether no view behind this one can have become active, whatever nodes hold that were not looked at.
-    fn is_last(&self, view: &ViewSurvey, of: &OfShard<'_>, seen: &Seen<'_>) -> bool {
-        let unknown = seen.nodes.keys().filter(|n| !seen.is_known(of, **n)).count();
-        if unknown < usize::from(view.quorum) {
+    /// Whether no view behind this one can have become active, whatever these nodes hold (rule V15). `least`: so many answer a
+    /// write in the shortest chain that the volume can have.
+    fn is_last(&self, view: &ViewSurvey, of: &OfShard<'_>, (unknown, least): (&[NodeId], usize)) -> bool {
+        if unknown.len() < least {
             return true;
         }
         let is_held = |v: &ViewSurvey| {
@@ -497,10 +579,48 @@ fn keepers(view: &ViewSurvey, members: &[NodeId], of: &OfShard<'_>, seen: &Seen<
     let before = views.0.get(&view.pred).map_or(&[][..], |v| &v.members);
     let unknown = before.iter().copied().filter(|n| seen.nodes.contains_key(n) && !seen.is_known(of, *n));
     let all: BTreeSet<NodeId> = others.chain(unknown).filter(|n| !members.contains(n)).collect();
-    all.into_iter().take(freebs_types::limits::CHAIN_MEMBERS_MAX).collect()
+    // The one that has the newest of it comes last: it lacks least.
+    let mut all: Vec<NodeId> = all.into_iter().collect();
+    all.sort_by_key(|n| of.get(n).and_then(|s| s.views.last()).map(|v| v.view));
+    let over = all.len().saturating_sub(freebs_types::limits::CHAIN_MEMBERS_MAX);
+    all.into_iter().skip(over).take(freebs_types::limits::CHAIN_MEMBERS_MAX).collect()
 }
 
-fn shard(index: u32, of: &OfShard<'_>, seen: &Seen<'_>) -> std::result::Result<Shard, String> {
+/// An error unless each answered write of a view is on one of `on` members that are known to have all of it; `may`: so many may.
+fn are_enough(view: &ViewSurvey, on: usize, may: usize) -> std::result::Result<(), String> {
+    let wanted = (view.members.len() + 1).saturating_sub(usize::from(view.quorum));
+    if on > 0 && on >= wanted {
+        return Ok(());
+    }
+    Err(format!(
+        "of view {}, which may have been active, {on} of {} copies are whole, and {wanted} are needed{}",
+        view.view,
+        view.members.len(),
+        if may > on { "; more may be on nodes that were not looked at, add them" } else { "" }
+    ))
+}
+
+/// Those that have something and are no members: as long as anybody learns all keep it (V7), and then those that have left a
+/// chain that became shorter are away (V13).
+fn others_of(
+    volume: &Volume,
+    members: &[NodeId],
+    joining: &[NodeId],
+    others: Vec<NodeId>,
+) -> (Vec<NodeId>, Vec<NodeId>) {
+    match joining.is_empty() {
+        false => (others, Vec::new()),
+        true if members.len() < usize::from(volume.copies) => (Vec::new(), others),
+        true => (Vec::new(), Vec::new()),
+    }
+}
+
+/// The shard, and the nodes without whose loss being accepted it would be left out.
+fn shard(
+    index: u32,
+    (volume, of): (&Volume, &OfShard<'_>),
+    seen: &Seen<'_>,
+) -> std::result::Result<(Shard, Vec<NodeId>), Refusal> {
     let views = Views::of(of);
     let mut all = views.0.values().rev().map(|v| (*v, views.holders(v, of, seen)));
     let can_be_active = |(v, (_, may)): &(&ViewSurvey, (_, usize))| *may >= usize::from(v.quorum.max(1));
@@ -508,34 +628,20 @@ fn shard(index: u32, of: &OfShard<'_>, seen: &Seen<'_>) -> std::result::Result<S
     let found = if is_wrong { all.rfind(can_be_active) } else { all.find(can_be_active) };
     let Some((view, (on, may))) = found else {
         let newest = views.0.values().next_back().map(|v| (v.view, v.quorum, views.holders(v, of, seen).1));
-        return Err(newest.map_or_else(
+        let why = newest.map_or_else(
             || "no view of it was ever opened".into(),
             |(v, a, n)| format!("no view is on enough of its members: of view {v} there are {n} of {a} copies"),
-        ));
+        );
+        return Err(why.into());
     };
-    let wanted = (view.members.len() + 1).saturating_sub(usize::from(view.quorum));
-    if on.is_empty() || on.len() < wanted {
-        return Err(format!(
-            "of view {}, which may have been active, {} of {} copies are whole, and {wanted} are needed{}",
-            view.view,
-            on.len(),
-            view.members.len(),
-            if may > on.len() { "; more may be on nodes that were not looked at, add them" } else { "" }
-        ));
-    }
+    are_enough(view, on.len(), may)?;
     let highest_promise = of.values().map(|s| s.promised).max().unwrap_or_default();
     let highest_view = views.0.last_key_value().map_or(ViewNumber(0), |(v, _)| *v);
     let highest = match seen.mutant {
         Some(Mutant::PromisesForgotten) => view.view,
         _ => ViewNumber(highest_promise.max(highest_view).0.saturating_add(NUMBERS_LEFT).max(seen.revision)),
     };
-    if !views.is_last(view, of, seen) {
-        return Err(format!(
-            "there may be a later view than {} (promised is {highest_promise}) on nodes that were not looked at, or that have \
-             lost something; add them",
-            view.view
-        ));
-    }
+    let given_up = given_up(&views, view, (volume, of), seen)?;
     if highest.0 >= limits::NUMBER_MAX {
         return Err("its view numbers have run out".into());
     }
@@ -546,11 +652,9 @@ fn shard(index: u32, of: &OfShard<'_>, seen: &Seen<'_>) -> std::result::Result<S
     // Whoever holds the view's frame leads first, in the order of the chain.
     let (mut members, joining): (Vec<NodeId>, Vec<NodeId>) = view.members.iter().partition(|n| on.contains(n));
     members.extend(&joining);
-    let keepers = match joining.is_empty() {
-        true => Vec::new(),
-        false => keepers(view, &members, of, seen, &views),
-    };
-    Ok(Shard {
+    let others = keepers(view, &members, of, seen, &views);
+    let (keepers, away) = others_of(volume, &members, &joining, others);
+    let shard = Shard {
         index,
         active: view.view,
         known: (known < view.view).then_some(known),
@@ -563,9 +667,40 @@ fn shard(index: u32, of: &OfShard<'_>, seen: &Seen<'_>) -> std::result::Result<S
         unseen: joining.iter().copied().filter(|n| !seen.looked_at.contains(n)).collect(),
         joining,
         keepers,
+        away,
         // Whose disk was lost before is not known.
         learning: Vec::new(),
         forced: None,
         branch: views.branch(view.view),
-    })
+    };
+    Ok((shard, given_up))
+}
+
+/// The nodes that may hold a later view than this one, if the loss of what only these have was accepted, and it takes that to
+/// go on from here.
+fn given_up(
+    views: &Views<'_>,
+    view: &ViewSurvey,
+    (volume, of): (&Volume, &OfShard<'_>),
+    seen: &Seen<'_>,
+) -> std::result::Result<Vec<NodeId>, Refusal> {
+    let least = match seen.mutant {
+        Some(Mutant::LeastIsOwn) => usize::from(view.quorum),
+        _ => volume.quorum(usize::from(volume.min_copies)).min(usize::from(view.quorum)),
+    };
+    let unknown = seen.unknown(of);
+    if views.is_last(view, of, (&unknown, least)) {
+        return Ok(Vec::new());
+    }
+    let (accepted, missing): (Vec<NodeId>, Vec<NodeId>) = unknown.iter().partition(|n| seen.accepted.contains(n));
+    if views.is_last(view, of, (&missing, least)) {
+        return Ok(accepted);
+    }
+    let promised = of.values().map(|s| s.promised).max().unwrap_or_default();
+    let why = format!(
+        "there may be a later view than {} (promised is {promised}) on nodes that were not looked at, or that have lost \
+         something; add them",
+        view.view
+    );
+    Err(Refusal { why, missing })
 }

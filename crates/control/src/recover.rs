@@ -208,8 +208,16 @@ impl Look<'_> {
     /// Nodes that may have something: members of the view, and those that keep what they had.
     fn nodes(&self) -> Vec<NodeId> {
         let members = self.shard.view_members();
-        let keepers = self.shard.keepers.iter().filter(|n| !members.contains(n) && self.log(**n).is_some());
-        members.iter().chain(keepers).copied().collect()
+        let is_one = |n: &&NodeId| !members.contains(n) && self.log(**n).is_some();
+        let keepers = self.keepers();
+        members.iter().chain(keepers.iter().filter(is_one)).copied().collect()
+    }
+
+    /// Nodes that keep what they have and are no members.
+    fn keepers(&self) -> Vec<NodeId> {
+        let away =
+            self.shard.away.iter().filter(|n| !self.shard.members.contains(n) && !self.shard.keepers.contains(n));
+        self.shard.keepers.iter().chain(away).copied().collect()
     }
 
     /// Members that can promise.
@@ -293,7 +301,8 @@ impl Look<'_> {
         let is_spare = |n: &NodeId| self.logs.get(n).is_some_and(is_sound) && !is_named(n) && can_follow(n);
         let started = self.state.nodes().filter(|n| n.start.0 > 0).map(|n| n.id);
         let mut spare: Vec<NodeId> = started.filter(is_spare).collect();
-        spare.sort_by_key(|n| (!self.shard.keepers.contains(n), loads.of(*n).copies, loads.of(*n).heads, *n));
+        let has_some = self.keepers();
+        spare.sort_by_key(|n| (!has_some.contains(n), loads.of(*n).copies, loads.of(*n).heads, *n));
         let wanted = usize::from(self.volume.copies).max(self.shard.members.len());
         chain.truncate(wanted);
         chain.extend(spare.into_iter().take(wanted.saturating_sub(chain.len())));
@@ -334,7 +343,8 @@ impl Look<'_> {
         let nobody = "nobody who answers has anything of it: start a node that has, even an old one";
         let best = self.best(by_force).ok_or(nobody)?;
         // If nobody has the view, the best log is one of those before it, and a keeper may have a better one.
-        let keeper = self.shard.keepers.iter().find(|n| by_force && !best.1.has_view && is_silent(n));
+        let keepers = self.keepers();
+        let keeper = keepers.iter().find(|n| by_force && !best.1.has_view && is_silent(n));
         if let Some(n) = keeper {
             return Err(silent_one(*n));
         }
@@ -595,6 +605,7 @@ impl Shard {
         } else if has_past {
             self.keep(kept);
         }
+        self.tidy_away();
         self.pending = None;
         self.stay(copies);
     }

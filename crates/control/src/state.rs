@@ -117,6 +117,10 @@ pub struct Shard {
     /// Nodes that were members, and keep what they have until nobody is joining any more (rule V7).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keepers: Vec<NodeId>,
+    /// Nodes that left a chain that became shorter, and keep what they have and their places, the first that left first (rule
+    /// V13). One that is a member again stays here until it has everything.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub away: Vec<NodeId>,
     /// Members of the active view that were joining when it became active, and are not known to have everything of it
     /// yet. The starts of their nodes were known by then, so an empty log of theirs is not one that was lost (V2, V8).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -148,6 +152,7 @@ impl Shard {
             active_members: Vec::new(),
             joining: Vec::new(),
             keepers: Vec::new(),
+            away: Vec::new(),
             learning: Vec::new(),
             unseen: Vec::new(),
             forced: None,
@@ -176,7 +181,7 @@ impl Shard {
     /// Whether a node has to keep what it has of this shard.
     #[must_use]
     pub fn is_kept_by(&self, node: NodeId) -> bool {
-        [&self.members, &self.active_members, &self.keepers].iter().any(|of| of.contains(&node))
+        [&self.members, &self.active_members, &self.keepers, &self.away].iter().any(|of| of.contains(&node))
     }
 }
 
@@ -195,10 +200,10 @@ impl Shard {
             [&f.survivors, &f.kept].iter().all(|nodes| is_chain(nodes))
                 && [f.least, f.same, f.known].into_iter().all(is_number)
         };
+        let of_nodes = [&self.members, &self.active_members, &self.joining, &self.keepers, &self.away];
         !self.members.is_empty()
-            && [&self.members, &self.active_members, &self.joining, &self.keepers, &self.learning, &self.unseen]
-                .iter()
-                .all(|of| is_chain(of))
+            && of_nodes.iter().chain(&[&self.learning, &self.unseen]).all(|of| is_chain(of))
+            && self.away.iter().all(|n| !self.members.contains(n) || self.joining.contains(n))
             && self.learning.iter().chain(&self.unseen).all(|n| self.view_members().contains(n))
             && self.joining.iter().all(|n| self.members.contains(n))
             && self.joining.len() < self.members.len()

@@ -77,6 +77,7 @@ pub const DRIVER: [Driver; 10] = [
 /// have to be lost for good while another one still learns; `LearnersLead` (V1): one run in hundreds moves a head while a
 /// member learns. `NewMembersFirst` (V1): a new member that opens a view fetches all of the one before it first, which
 /// takes longer and shows nothing wrong in hundreds of runs.
+/// `LeastIsOwn` (V15): no rebuild leaves out nodes of a chain that had become shorter.
 /// `SealsAreBranches` (V10): the lost would have to be back between the operator's word and the seal.
 pub const CONTROL: [Control; 7] = [
     Control::ActivatesAnyView,

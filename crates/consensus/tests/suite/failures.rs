@@ -243,7 +243,7 @@ fn a_chain_that_is_too_short_gets_a_member() {
     let mut f = Failures::default();
     assert_eq!(f.decide(0, &s, &lost.into(), &BTreeSet::new()), [], "nobody is to spare");
     let commands = f.decide(100, &s, &[lost[0]].into(), &BTreeSet::new());
-    assert_eq!(commands, [Command::ExtendChains { away: vec![(lost[0], start)] }]);
+    assert_eq!(commands, [Command::ExtendChains { away: vec![(lost[0], start)], waited: Vec::new() }]);
     for c in commands {
         s.apply(c).unwrap();
     }

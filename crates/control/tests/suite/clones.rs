@@ -215,6 +215,24 @@ fn members_that_learn_learn_the_clone_too() {
     );
 }
 
+/// A member had left a volume that wants all copies when it was cloned. The clone named it, or another, for a member that
+/// learns: nobody could take the first view's frame without it, and it could not learn from a head that had no view.
+#[test]
+fn a_clone_of_a_chain_that_became_shorter_begins_with_what_is_left() {
+    let mut state = cluster();
+    let shard = ShardId { volume: SOURCE, index: 0 };
+    let members = state.shard(shard).unwrap().members.clone();
+    state.apply(Command::LeaveChains { failed: vec![(members[2], StartNumber(1))], shards: vec![] }).unwrap();
+    open_all(&mut state, SOURCE);
+    snapshot(&mut state, SOURCE, "s", 40);
+    let id = clone(&mut state, SOURCE, "s", "c").unwrap();
+    let s = state.volume(id).unwrap().shards[0].clone();
+    assert_eq!((&s.members, s.joining.len()), (&members[..2].to_vec(), 0));
+    open_all(&mut state, id);
+    let none = BTreeSet::new();
+    assert!(state.extensions(&none, &none).iter().any(|(of, _)| of.volume == id), "another one comes");
+}
+
 #[test]
 fn a_short_chain_is_filled_with_those_that_carry_least() {
     let mut state = cluster();

@@ -79,10 +79,10 @@ fn commands() -> Vec<Command> {
 }
 
 /// The forms with the highest numbers.
-fn last_commands() -> [Command; 18] {
+fn last_commands() -> [Command; 21] {
     let shard = ShardId::new(7, 3);
     [
-        Command::ExtendChains { away: vec![(NodeId(2), StartNumber(9)), (NodeId(3), StartNumber(1))] },
+        Command::ExtendChains { away: vec![(NodeId(2), StartNumber(9)), (NodeId(3), StartNumber(1))], waited: vec![] },
         Command::ActivateBranch { shard, view: ViewNumber(5), generation: Generation(6) },
         Command::RetainVolume { volume: VolumeId(7), retain_ms: 3_600_000 },
         Command::RenameVolume { volume: VolumeId(7), name: "other".into() },
@@ -128,6 +128,12 @@ fn last_commands() -> [Command; 18] {
                 every_ms: 3_600_000,
                 keep: vec![Keep { by: Group::Each, count: 3 }, Keep { by: Group::Week, count: 4 }],
             }),
+        },
+        Command::LeaveChains { failed: vec![(NodeId(2), StartNumber(9))], shards: vec![] },
+        Command::LeaveChains { failed: vec![(NodeId(2), StartNumber(9))], shards: vec![(shard, ViewNumber(5))] },
+        Command::ExtendChains {
+            away: vec![(NodeId(2), StartNumber(9)), (NodeId(3), StartNumber(1))],
+            waited: vec![(NodeId(3), StartNumber(1))],
         },
     ]
 }
@@ -202,6 +208,9 @@ fn golden_bytes() {
         "1e070000000000000003000000 0500000000000000 0600000000000000 02 0200000000000000 0300000000000000",
         "210f0000000000000000",
         "210f000000000000000280ee36000000000000030000000304000000",
+        "2201 02000000000000000900000000000000 0000",
+        "2201 02000000000000000900000000000000 0100 070000000000000003000000 0500000000000000",
+        "2302 02000000000000000900000000000000 03000000000000000100000000000000 01 03000000000000000100000000000000",
     ]
     .map(|s| s.replace(' ', ""));
     assert_eq!(all, known);

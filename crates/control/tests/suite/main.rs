@@ -10,6 +10,7 @@ mod properties;
 mod rebuild;
 mod recover;
 mod retained;
+mod shorter;
 mod snapshots;
 mod state;
 #[path = "../../../format/tests/suite/tables.rs"]

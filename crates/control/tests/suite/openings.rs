@@ -23,12 +23,15 @@ const SEQUENCES: u64 = 10;
 struct Bounds {
     nodes: u64,
     copies: u8,
+    min_copies: u8,
     ack: Ack,
     /// Openings that begin between two losses of the control state; these losses; changes of the chain by hand or for a
     /// node that is gone.
     openings: u8,
     losses: u8,
     changes: u8,
+    /// These may make chains shorter, and longer again.
+    shorter: bool,
     mutant: Option<Mutant>,
     wrong: Option<Wrong>,
 }
@@ -116,6 +119,7 @@ impl World {
             name: "data".into(),
             size: 1 << 30,
             copies: Some(bounds.copies),
+            min_copies: Some(bounds.min_copies),
             ack: bounds.ack,
             ..CreateVolume::default()
         };
@@ -437,7 +441,11 @@ impl World {
         let mut next = begun;
         next.open_fully();
         for without in (1..=self.bounds.nodes).map(Some).chain([None]) {
-            let state = next.made_again(without).expect("one node left out is no loss");
+            let made = next.made_again(without);
+            // The one that was left out may have gone on alone (V15).
+            let may_be_refused = without.is_some() && self.bounds.min_copies == 1;
+            assert!(made.is_some() || may_be_refused, "one node left out is no loss: {next:?}");
+            let Some(state) = made else { continue };
             let s = state.shard(SHARD).expect("the volume is there");
             assert_eq!(s.active.0, next.active, "without {without:?}: {next:?}");
             assert!(without.is_some() || s.known.is_none(), "{next:?}");
@@ -485,7 +493,7 @@ impl World {
         out
     }
 
-    /// Another head, or another node in the place of one that is gone.
+    /// Another head, or another node in the place of one that is gone; a chain that becomes shorter, or longer again.
     fn changes(&self) -> Vec<Command> {
         if self.bounds.changes == 0 {
             return Vec::new();
@@ -493,13 +501,28 @@ impl World {
         let moves = self.shard().members[1..].iter().map(|n| Command::MoveHead { shard: SHARD, node: *n });
         let gone = (1..=self.bounds.nodes)
             .map(|n| Command::ReplaceMembers { gone: vec![(NodeId(n), StartNumber(self.start))], failed: vec![] });
-        moves.chain(gone).collect()
+        let start = StartNumber(self.start);
+        let mut all: Vec<Command> = moves.chain(gone).collect();
+        if self.bounds.shorter {
+            let nodes: Vec<u64> = (1..=self.bounds.nodes).collect();
+            let failed = (1..nodes.len()).flat_map(|n| subsets(&nodes, n));
+            let named = |of: Vec<u64>| of.into_iter().map(|n| (NodeId(n), start)).collect();
+            all.extend(failed.map(|of| Command::LeaveChains { failed: named(of), shards: vec![] }));
+            all.push(Command::ExtendChains { away: vec![], waited: vec![] });
+        }
+        all
     }
 
     fn key(&self) -> String {
         let (b, s) = (&self.bounds, self.shard());
         let left = (self.left, b.losses, b.changes, self.active, self.start);
-        let shard = (s.active, s.known, s.pending, s.highest, (&s.members, &s.active_members, &s.joining, &s.keepers));
+        let shard = (
+            s.active,
+            s.known,
+            s.pending,
+            s.highest,
+            (&s.members, &s.active_members, &s.joining, (&s.keepers, &s.away)),
+        );
         let not_counted = (&s.learning, &s.unseen);
         let writes = (&self.with_write, &self.answered, self.orders);
         format!(
@@ -551,7 +574,13 @@ fn explore(bounds: Bounds) -> usize {
 }
 
 fn bounds(nodes: u64, copies: u8, ack: Ack, openings: u8, losses: u8, changes: u8) -> Bounds {
-    Bounds { nodes, copies, ack, openings, losses, changes, mutant: None, wrong: None }
+    let min_copies = copies.min(2);
+    Bounds { nodes, copies, min_copies, ack, openings, losses, changes, shorter: false, mutant: None, wrong: None }
+}
+
+/// The same with chains that become shorter, down to `min_copies`.
+fn shorter(b: Bounds, min_copies: u8) -> Bounds {
+    Bounds { min_copies, shorter: true, ..b }
 }
 
 /// The story: view 5 was being opened when the state was lost. The first rebuild left out a node that might have had its
@@ -568,6 +597,30 @@ fn two_rebuilds_agree_on_what_was_active() {
         let worlds = explore(b);
         println!("{name}: {worlds} worlds");
         assert!(worlds > 100, "{name}: {worlds}");
+    }
+}
+
+/// Members leave, and come back, at every step of an opening (V11, V15).
+#[test]
+fn chains_that_become_shorter_keep_what_was_answered() {
+    for (name, b) in [
+        ("two copies, min 1", shorter(bounds(2, 2, Ack::Majority, 1, 2, 2), 1)),
+        ("three, all of them", shorter(bounds(3, 3, Ack::All, 1, 2, 1), 2)),
+        ("three, all of them, min 1", shorter(bounds(3, 3, Ack::All, 1, 2, 1), 1)),
+        ("four, a majority", shorter(bounds(4, 4, Ack::Majority, 1, 1, 1), 2)),
+    ] {
+        let worlds = explore(b);
+        println!("{name}: {worlds} worlds");
+        assert!(worlds > 100, "{name}: {worlds}");
+    }
+}
+
+/// A rebuild that takes a later chain to be as long as the one that is seen forgets what a shorter one answered (V15).
+#[test]
+fn later_chains_that_are_shorter_are_reckoned_with() {
+    for b in [shorter(bounds(2, 2, Ack::Majority, 1, 2, 2), 1), shorter(bounds(3, 3, Ack::All, 2, 1, 1), 1)] {
+        let b = Bounds { mutant: Some(Mutant::LeastIsOwn), ..b };
+        assert!(std::panic::catch_unwind(|| explore(b)).is_err(), "{} nodes", b.nodes);
     }
 }
 

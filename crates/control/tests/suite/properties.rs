@@ -59,8 +59,14 @@ fn of_nodes() -> impl Strategy<Value = Command> {
         proptest::collection::vec((0u64..6, 0u64..4), 0..3).prop_map(|nodes| Command::FailOver {
             nodes: nodes.into_iter().map(|(n, s)| (NodeId(n), StartNumber(s))).collect()
         }),
-        proptest::collection::vec((0u64..6, 0u64..4), 0..3).prop_map(|nodes| Command::ExtendChains {
-            away: nodes.into_iter().map(|(n, s)| (NodeId(n), StartNumber(s))).collect()
+        proptest::collection::vec((0u64..6, 0u64..4), 0..3).prop_map(|nodes| {
+            let away: Vec<_> = nodes.into_iter().map(|(n, s)| (NodeId(n), StartNumber(s))).collect();
+            let waited = away.iter().skip(1).copied().collect();
+            Command::ExtendChains { away, waited }
+        }),
+        (proptest::collection::vec((0u64..6, 0u64..4), 0..4), 0u64..8).prop_map(|(nodes, view)| Command::LeaveChains {
+            failed: nodes.into_iter().map(|(n, s)| (NodeId(n), StartNumber(s))).collect(),
+            shards: (view < 3).then_some((ShardId::new(1, 0), ViewNumber(view))).into_iter().collect(),
         }),
         (proptest::collection::vec((0u64..6, 0u64..4), 0..3), proptest::collection::vec((0u64..6, 0u64..4), 0..2))
             .prop_map(|(gone, failed)| {
@@ -74,16 +80,16 @@ fn of_volumes() -> impl Strategy<Value = Command> {
     let volume = (0u64..12).prop_map(VolumeId);
     let size = prop_oneof![Just(1u64 << 30), 0u64..1 << 45, (0u64..1 << 12).prop_map(|n| n << 28)];
     prop_oneof![
-        (0u8..6, size.clone(), proptest::option::of(0u8..4), proptest::option::of(1u32..4), any::<bool>()).prop_map(
-            |(name, size, copies, shards, all)| Command::CreateVolume(CreateVolume {
+        (0u8..6, size.clone(), proptest::option::of(0u8..4), proptest::option::of(1u32..4), any::<(bool, bool)>())
+            .prop_map(|(name, size, copies, shards, (all, alone))| Command::CreateVolume(CreateVolume {
                 name: format!("v{name}"),
                 size,
                 copies,
                 ack: if all { Ack::All } else { Ack::Majority },
+                min_copies: alone.then_some(1),
                 shards,
                 ..CreateVolume::default()
-            })
-        ),
+            })),
         (volume.clone(), any::<bool>()).prop_map(|(volume, force)| Command::DeleteVolume { volume, force }),
         (volume.clone(), size).prop_map(|(volume, size)| Command::ResizeVolume { volume, size }),
         (volume.clone(), 0u8..8).prop_map(|(volume, name)| Command::RenameVolume { volume, name: format!("v{name}") }),
@@ -238,7 +244,13 @@ fn aim(s: &State, c: Command, aim: bool) -> Command {
             let (view, generation) = aim_view(s, shard, view, generation);
             Command::ActivateClone { shard, view, generation, learning }
         }
-        Command::ExtendChains { away } => Command::ExtendChains { away: at_present(s, away) },
+        Command::ExtendChains { away, waited } => {
+            Command::ExtendChains { away: at_present(s, away), waited: at_present(s, waited) }
+        }
+        Command::LeaveChains { failed, shards } => {
+            let active = |(id, view)| (id, s.shard(id).map_or(view, |s| s.active));
+            Command::LeaveChains { failed: at_present(s, failed), shards: shards.into_iter().map(active).collect() }
+        }
         Command::ReplaceMembers { gone, failed } => {
             Command::ReplaceMembers { gone: at_present(s, gone), failed: at_present(s, failed) }
         }
@@ -284,7 +296,7 @@ struct Seen {
     whole: BTreeMap<ShardId, BTreeSet<NodeId>>,
     /// Members of active views.
     members: BTreeMap<(ShardId, ViewNumber), BTreeSet<NodeId>>,
-    /// Shards that went on without lost members, by force or not.
+    /// Shards that went on without lost members, by force or not, and those whose chains became shorter.
     recovered: BTreeSet<ShardId>,
     /// Newest branches.
     branches: BTreeMap<ShardId, (ViewNumber, Sequence)>,
@@ -306,6 +318,8 @@ impl Seen {
         if !sh.joining.is_empty() || !sh.active_members.is_empty() {
             assert!(before.iter().all(|n| sh.is_kept_by(*n)), "V7");
         }
+        assert!(sh.away.iter().all(|n| !sh.members.contains(n) || sh.joining.contains(n)), "V13");
+        assert!(sh.away.is_empty() || sh.active.0 > 0, "V13");
         let holders = sh.members.iter().chain(&sh.active_members).chain(&sh.keepers);
         // A clone has something to keep from the start.
         let has_past = sh.active.0 > 0 || is_clone;
@@ -345,7 +359,7 @@ impl Seen {
             self.sizes.insert(v.id, v.size);
             check_clone(s, v);
             let lengths = usize::from(v.min_copies)..=usize::from(v.copies);
-            // Only a chain that was recovered may be shorter than the volume is to have it.
+            // Only a chain that was recovered, or left by failed members, may be shorter than the volume is to have it.
             let is_long =
                 |s: &Shard| s.members.len() == *lengths.end() || self.recovered.contains(&v.shard_id(s.index));
             assert!(v.shards.iter().all(|s| lengths.contains(&s.members.len()) && is_long(s)), "V1");
@@ -396,8 +410,21 @@ proptest! {
             prop_assert_eq!(&command, &c);
             let before = s.clone();
             let recovered = if let Command::RecoverShard(how) = &c { Some(how.shard) } else { None };
+            let leaves = matches!(c, Command::LeaveChains { .. });
             let done = s.apply(c);
             seen.recovered.extend(recovered.filter(|_| done.is_ok()));
+            let left = before.volumes().flat_map(|v| v.shards.iter().map(|sh| v.shard_id(sh.index)));
+            // A clone of one of these may be as short.
+            let is_clone = |v: &&std::sync::Arc<Volume>| before.volume(v.id).is_none() && v.origin.is_some();
+            let short = |v: &Volume, sh: &Shard| sh.members.len() < usize::from(v.copies);
+            let clones = s.volumes().filter(is_clone);
+            let clones = clones.flat_map(|v| v.shards.iter().filter(|sh| short(v, sh)).map(|sh| v.shard_id(sh.index)));
+            seen.recovered.extend(clones.collect::<Vec<_>>());
+            let is_shorter = |id: &ShardId| {
+                let len = |s: &State| s.shard(*id).map_or(0, |sh| sh.members.len());
+                leaves && len(&s) < len(&before)
+            };
+            seen.recovered.extend(left.filter(is_shorter));
             prop_assert_eq!(&done, &twin.apply(command), "the same commands give the same");
             if done.is_err() {
                 prop_assert_eq!(&s, &before, "a refused command changes nothing");

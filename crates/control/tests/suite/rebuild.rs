@@ -1,7 +1,9 @@
 //! The state made again from surveys of logs (rule V9).
 
-use freebs_control::rebuild::{NodeName, NodeSurvey, Rebuilt, ShardSurvey, ViewSurvey, VolumeSurvey, rebuild};
-use freebs_control::{Ack, Command, CreateVolume, Outcome, State};
+use freebs_control::rebuild::{
+    NodeName, NodeSurvey, Rebuilt, ShardSurvey, ViewSurvey, VolumeSurvey, rebuild, rebuild_accepting, rebuild_with,
+};
+use freebs_control::{Ack, Command, CreateVolume, Mutant, Outcome, State};
 use freebs_types::{ClusterId, ErrorKind, Generation, NodeId, Sequence, ShardId, StartNumber, ViewNumber, VolumeId};
 
 const CLUSTER: ClusterId = ClusterId([4; 16]);
@@ -358,6 +360,95 @@ fn what_other_nodes_may_know_is_not_passed_over() {
     let hurt = |n| NodeSurvey { whole: false, ..node(n, vec![]) };
     assert!(made(5, vec![quiet(1), asked(2), asked(3), node(4, vec![]), hurt(5)]).left.is_empty());
     assert!(why(&made(5, vec![quiet(1), asked(2), asked(3), hurt(4), hurt(5)])).contains("not looked at"));
+}
+
+/// A view of these members, which A of them answer, of a volume that goes on with `min_copies`.
+fn chain(number: u64, pred: u64, members: &[u64], (quorum, min_copies): (u8, u8)) -> ViewSurvey {
+    let volume = VolumeSurvey { min_copies, copies: 4, ..described("data") };
+    let members = members.iter().copied().map(NodeId).collect();
+    ViewSurvey { quorum, members, volume: Some(volume), ..view(number, pred, [1, 2, 3]) }
+}
+
+/// Chains that became shorter, as `freebs volume recover` makes them: the view before, and the one that follows.
+fn shorter_chains() -> [(u64, ViewSurvey, ViewSurvey); 2] {
+    [
+        (4, chain(4, 2, &[1, 2, 3, 4], (3, 2)), chain(6, 4, &[3, 4], (2, 2))),
+        (2, chain(4, 2, &[1, 2], (2, 1)), chain(6, 4, &[2], (1, 1))),
+    ]
+}
+
+fn without(v: &ViewSurvey, next: &ViewSurvey) -> Vec<NodeSurvey> {
+    let left = v.members.iter().filter(|n| !next.members.contains(n));
+    left.map(|n| node(n.0, vec![of(v)])).collect()
+}
+
+/// Two of four members had gone on without the others, or one of two, and answered writes. Then the control state was lost, and
+/// those two nodes, or that one, were left out: as many as answer a write of the view before were not. It was gone on from,
+/// and the writes were lost (V15).
+#[test]
+fn a_later_chain_may_be_shorter() {
+    for (nodes, v, next) in shorter_chains() {
+        let r = made(nodes, without(&v, &next));
+        assert!(why(&r).contains("there may be a later view than 4"), "{r:?}");
+        assert_eq!(r.left[0].missing, next.members, "whose logs would help is said");
+        // One of two is enough: the other can't have gone on alone.
+        let all = |n: &NodeId| node(n.0, vec![if next.members.contains(n) { of(&next) } else { of(&v) }]);
+        let r = made(nodes, v.members.iter().skip(usize::from(nodes == 4)).map(all).collect());
+        assert_eq!(r.state.volume_by_name("data").expect("it is back").shard(0).unwrap().active, ViewNumber(6));
+        let mutant = Some(Mutant::LeastIsOwn);
+        let r = rebuild_with(CLUSTER, &names(nodes), &without(&v, &next), REVISION, mutant).unwrap();
+        assert_eq!(r.state.volume_by_name("data").expect("writes are lost").shard(0).unwrap().active, ViewNumber(4));
+    }
+}
+
+/// Of a volume of one shard for each chain all shards are asked at once; and what is lost for good can be given up.
+#[test]
+fn what_only_lost_nodes_have_can_be_given_up() {
+    for (nodes, v, next) in shorter_chains() {
+        let surveys = without(&v, &next);
+        let accepting = |of: &[NodeId]| {
+            rebuild_accepting(CLUSTER, &names(nodes), &surveys, REVISION, &of.iter().copied().collect()).unwrap()
+        };
+        let r = accepting(&next.members);
+        assert_eq!(r.state.volume_by_name("data").unwrap().shard(0).unwrap().active, ViewNumber(4));
+        assert_eq!(r.back[0].given_up, next.members);
+        // Nodes of which everything is known lose nothing by it.
+        let seen: Vec<NodeId> = surveys.iter().map(|s| s.node).collect();
+        assert_eq!(accepting(&seen).left[0].missing, next.members);
+        // Others are not given up with them.
+        let more: Vec<NodeName> = names(nodes + 2);
+        let r = rebuild_accepting(CLUSTER, &more, &surveys, REVISION, &next.members.iter().copied().collect()).unwrap();
+        assert_eq!(r.left[0].missing, [NodeId(nodes + 1), NodeId(nodes + 2)]);
+    }
+    // It is no way around copies that are missing.
+    let v = view(4, 2, [1, 2, 3]);
+    let all = (2..=5).map(NodeId).collect();
+    let r = rebuild_accepting(CLUSTER, &names(5), &[node(1, vec![of(&v)])], REVISION, &all).unwrap();
+    assert!(why(&r).contains("1 of 3 copies are whole, and 2 are needed"), "{r:?}");
+    // Where nothing is lost nothing is given up.
+    let r =
+        rebuild_accepting(CLUSTER, &names(3), &[node(1, vec![of(&v)]), node(2, vec![of(&v)])], REVISION, &all).unwrap();
+    assert!(r.back[0].given_up.is_empty(), "{r:?}");
+}
+
+/// Two shards, each with a node of its own that may have gone on alone: both are named.
+#[test]
+fn all_nodes_whose_logs_are_missing_are_named_at_once() {
+    let v = chain(4, 2, &[1, 2], (2, 1));
+    let wide = |v: &ViewSurvey| {
+        let volume = VolumeSurvey { shards: 2, ..v.volume.clone().unwrap() };
+        ViewSurvey { volume: Some(volume), ..v.clone() }
+    };
+    let shard =
+        |index, v: &ViewSurvey, whole| ShardSurvey { shard: ShardId { volume: VOLUME, index }, whole, ..of(&wide(v)) };
+    let w = chain(4, 2, &[1, 3], (2, 1));
+    let surveys = vec![
+        node(1, vec![shard(0, &v, true), shard(1, &w, true)]),
+        node(2, vec![shard(0, &v, false)]),
+        node(3, vec![shard(1, &w, false)]),
+    ];
+    let r = made(3, surveys);
+    assert_eq!((r.left[0].missing.as_slice(), why(&r).starts_with("shard 0: ")), (&[NodeId(2), NodeId(3)][..], true));
 }
 
 /// The only copy of a volume may have lost a promise, and has every frame. The volume was left out, however often this was tried.

@@ -261,7 +261,7 @@ fn a_short_chain_grows() {
     let (_, how) = plan(&s, &logs(&[(2, Some(log(100, 90))), (4, None)]));
     s.apply(Command::RecoverShard(how)).unwrap();
     let nodes = |of: &[u64]| of.iter().map(|n| (NodeId(*n), StartNumber(1))).collect::<Vec<_>>();
-    let grow = |away: &[u64]| Command::ExtendChains { away: nodes(away) };
+    let grow = |away: &[u64]| Command::ExtendChains { away: nodes(away), waited: vec![] };
     let same = |s: &mut State, failed: &[u64]| {
         let before = s.clone();
         s.apply(grow(failed)).unwrap();
@@ -302,7 +302,7 @@ fn who_was_to_come_and_is_gone_is_not_waited_for() {
     open(&mut s);
     s.apply(register(3, 1)).unwrap();
     let nodes = |of: &[u64]| of.iter().map(|n| (NodeId(*n), StartNumber(1))).collect::<Vec<_>>();
-    s.apply(Command::ExtendChains { away: nodes(&[1]) }).unwrap();
+    s.apply(Command::ExtendChains { away: nodes(&[1]), waited: vec![] }).unwrap();
     let sh = s.shard(SHARD).unwrap().clone();
     assert_eq!((sh.members.clone(), sh.view_members()), (ids(&[2, 3]), &ids(&[2])[..]));
     let without = |s: &State, gone: &[u64]| {
@@ -324,7 +324,7 @@ fn who_was_to_come_and_is_gone_is_not_waited_for() {
     said.apply(command.unwrap()).unwrap();
     let sh = said.shard(SHARD).unwrap().clone();
     assert_eq!((sh.members, sh.active_members, sh.keepers), (ids(&[2]), ids(&[]), ids(&[])));
-    said.apply(Command::ExtendChains { away: nodes(&[1, 3]) }).unwrap();
+    said.apply(Command::ExtendChains { away: nodes(&[1, 3]), waited: vec![] }).unwrap();
     assert_eq!(said.shard(SHARD).unwrap().members, ids(&[2, 4]));
     // Once its view is active it counts.
     let sh = open(&mut s);
@@ -579,7 +579,7 @@ fn who_gives_up_lost_frames_is_alone_at_first() {
     // Its head is started again, and has another view: the others let go of what they had, and its log was the only one.
     assert_eq!(open(&mut s).keepers, ids(&[3]), "there is no second one yet");
     // It gets others by itself, one at a time.
-    s.apply(Command::ExtendChains { away: vec![] }).unwrap();
+    s.apply(Command::ExtendChains { away: vec![], waited: vec![] }).unwrap();
     let sh = s.shard(SHARD).unwrap().clone();
     assert_eq!((sh.members, sh.joining), (ids(&[2, 3]), ids(&[3])), "a former member comes first, and begins anew");
     let sh = open(&mut s);

@@ -163,6 +163,15 @@ fn without_lost(shard: freebs_types::ShardId) -> Command {
     })
 }
 
+/// A chain becomes shorter, and the place of who left is kept.
+fn shorter(shard: ShardId) -> [Command; 2] {
+    let node = (NodeId(2), StartNumber(2));
+    [
+        Command::LeaveChains { failed: vec![node], shards: vec![(shard, ViewNumber(1))] },
+        Command::ExtendChains { away: vec![node], waited: vec![node] },
+    ]
+}
+
 fn some_commands() -> Vec<Command> {
     let (volume, shard) = (VolumeId(1), ShardId::new(1, 0));
     let register = |n: u64| Command::RegisterNode {
@@ -221,7 +230,7 @@ fn some_commands() -> Vec<Command> {
         without_lost(shard),
         Command::ActivateBranch { shard, view: ViewNumber(4), generation: Generation(2) },
         Command::ActivateClone { shard, view: ViewNumber(4), generation: Generation(2), learning: vec![NodeId(3)] },
-        Command::ExtendChains { away: vec![(NodeId(2), StartNumber(2))] },
+        Command::ExtendChains { away: vec![(NodeId(2), StartNumber(2))], waited: Vec::new() },
         Command::RenameVolume { volume, name: "other".into() },
         Command::CloneVolume { volume, snapshot: "snap".into(), name: "clone".into() },
         Command::FlattenVolume { volume },
@@ -241,7 +250,8 @@ fn pieces(commands: &[Command]) -> Vec<u8> {
 }
 
 pub fn seeds(out: &mut crate::seeds::Seeds) {
-    let all = some_commands();
+    let mut all = some_commands();
+    all.extend(shorter(ShardId::new(1, 0)));
     for (i, c) in all.iter().enumerate() {
         let bytes = c.encode().expect("short names");
         out.add("command", format!("kind-{}-{i}", bytes[0]), Input::bytes(false, 0, 0, &bytes));

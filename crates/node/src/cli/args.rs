@@ -639,7 +639,9 @@ Examples:
 Which nodes and volumes there are is replicated in up to five nodes. If all of these, or most of them, have lost it,
 the nodes' logs still know it. Stop all nodes; what is on other machines comes from `freebs control survey` there.
 Volumes come back with their data; attachments don't, clients attach anew. A volume of which the logs that were looked
-at do not say for certain what its newest data are is left out, and said; its data stay where they are.
+at do not say for certain what its newest data are is left out, and said; its data stay where they are. Where only
+certain nodes can have later data, these are named: add their logs. If what they have is lost for good, --accept-loss
+NODE, once for each, brings the volume back as of before. Don't start such a node with its old devices then.
 Exit status 1 if a volume is left out.";
 
 /// Where `freebs up` keeps its cluster file unless told otherwise.
@@ -687,6 +689,10 @@ pub struct ControlRebuildArgs {
     /// A node that is lost, by its name
     #[arg(long, value_name = "NODE")]
     pub without: Vec<String>,
+
+    /// Go on although this node may have later data than all that is seen, which are lost then
+    #[arg(long, value_name = "NODE")]
+    pub accept_loss: Vec<String>,
 
     /// The control states that nodes still have are of no use: rename them
     #[arg(long)]

@@ -27,7 +27,7 @@ const HUNTS: [(&str, &str); 3] = [
 
 /// Mutants that no seed is recorded for, and the test that notices each: crate, mutant, file below `crates`, and name.
 /// Why the simulator has no run that shows those of chain, driver and control, `freebs_sim::mutants` and `mutants.rs` say.
-const STORIES: [(&str, &str, &str, &str); 55] = [
+const STORIES: [(&str, &str, &str, &str); 61] = [
     ("chain", "RequestsOfAnyone", "chain/src/orders.rs", "requests_of_others_are_refused"),
     ("chain", "FloorIgnored", "chain/src/orders/rules.rs", "a_read_above_what_is_durable_is_refused"),
     ("chain", "ShortChainsOrder", "chain/src/orders/rules.rs", "a_chain_that_is_too_short_orders_no_write"),
@@ -102,6 +102,12 @@ const STORIES: [(&str, &str, &str, &str); 55] = [
     ("control", "KeepersLetGo", "control/tests/suite/left_out.rs", "a_rule_that_is_left_out_is_missed"),
     ("control", "SealsAreBranches", "control/tests/suite/left_out.rs", "a_rule_that_is_left_out_is_missed"),
     ("control", "RebuiltIsActive", "control/tests/suite/openings.rs", "rebuilds_without_a_rule_are_noticed"),
+    ("control", "LeavesBelowLeast", "control/tests/suite/shorter.rs", "chains_become_shorter_as_the_rule_says"),
+    ("control", "LeavesUnsealed", "control/tests/suite/shorter.rs", "chains_become_shorter_as_the_rule_says"),
+    ("control", "LearnersStay", "control/tests/suite/shorter.rs", "chains_become_shorter_as_the_rule_says"),
+    ("control", "AwayForgotten", "control/tests/suite/shorter.rs", "who_is_to_come_and_fails_leaves_the_plan"),
+    ("control", "ComingHoldsUp", "control/tests/suite/shorter.rs", "who_is_to_come_and_fails_leaves_the_plan"),
+    ("control", "LeastIsOwn", "control/tests/suite/rebuild.rs", "a_later_chain_may_be_shorter"),
     ("control", "OldViewsReport", "control/tests/suite/snapshots.rs", "each_rule_of_the_cuts_is_needed"),
     ("control", "SnapshotsOutliveViews", "control/tests/suite/snapshots.rs", "each_rule_of_the_cuts_is_needed"),
     ("consensus", "DamageIsATornTail", "consensus/tests/suite/store.rs", "damage_is_never_a_shorter_log"),

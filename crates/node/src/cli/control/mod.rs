@@ -68,6 +68,7 @@ async fn survey(args: &ControlSurveyArgs, output: &Output) -> Result<ExitCode> {
 async fn rebuild_all(args: &ControlRebuildArgs, output: &Output) -> Result<ExitCode> {
     let file = cluster_file(&args.cluster_file)?;
     let without = args.without.iter().map(|n| by_name(&file, n).map(|n| n.id)).collect::<Result<Vec<_>>>()?;
+    let accepted = args.accept_loss.iter().map(|n| by_name(&file, n).map(|n| n.id)).collect::<Result<_>>()?;
     let gathered = gather::gather(&file, &args.surveys, &without, output).await?;
     if !args.put_aside {
         gathered.refuse_control_states()?;
@@ -79,7 +80,7 @@ async fn rebuild_all(args: &ControlRebuildArgs, output: &Output) -> Result<ExitC
         .collect();
     // Those who follow the cluster take what has a higher revision for newer. A state counts its changes; no cluster
     // has as many of them as milliseconds went by.
-    let done = rebuild::rebuild(file.cluster, &names, &gathered.surveys, events::now_ms())?;
+    let done = rebuild::rebuild_accepting(file.cluster, &names, &gathered.surveys, events::now_ms(), &accepted)?;
     if args.write {
         write(&file, &gathered, &done, args.put_aside)?;
     }

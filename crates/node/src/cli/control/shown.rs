@@ -5,6 +5,7 @@ use super::gather::Gathered;
 use crate::cluster_file::ClusterFile;
 use freebs_control::rebuild::{Back, Left, Rebuilt};
 use freebs_control::rules::format_size;
+use freebs_types::NodeId;
 use serde::Serialize;
 
 #[derive(Serialize)]
@@ -14,10 +15,26 @@ pub struct Rebuild {
     written_to: Option<String>,
     revision: u64,
     nodes: Vec<Node>,
-    volumes: Vec<Back>,
-    left_out: Vec<Left>,
+    volumes: Vec<Volume>,
+    left_out: Vec<LeftOut>,
     /// Numbers that may be wrong.
     lone_numbers: Vec<LoneNumber>,
+}
+
+#[derive(Serialize)]
+struct Volume {
+    #[serde(flatten)]
+    back: Back,
+    /// Names of nodes that may have had later data, which are given up.
+    given_up: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct LeftOut {
+    #[serde(flatten)]
+    left: Left,
+    /// Names of nodes that may have later data, and were not looked at or have lost something.
+    missing: Vec<String>,
 }
 
 /// A number that one node alone names, far above all others.
@@ -52,9 +69,13 @@ impl Rebuild {
                 shards: survey.map_or(0, |s| s.shards.len()),
             }
         });
+        let name =
+            |id: NodeId| file.nodes.iter().find(|n| n.id == id).map_or_else(|| id.to_string(), |n| n.name.clone());
+        let named = |of: &[NodeId]| of.iter().map(|n| name(*n)).collect();
+        let back = done.back.iter().map(|b| Volume { given_up: named(&b.given_up), back: b.clone() });
+        let left = done.left.iter().map(|l| LeftOut { missing: named(&l.missing), left: l.clone() });
         let lone = done.lone.iter().map(|l| {
-            let node =
-                file.nodes.iter().find(|n| n.id == l.node).map_or_else(|| l.node.to_string(), |n| n.name.clone());
+            let node = name(l.node);
             LoneNumber { node, shard: l.shard.to_string(), number: l.number, followed: l.followed }
         });
         Self {
@@ -62,8 +83,8 @@ impl Rebuild {
             written_to: written.then(|| file.first().name.clone()),
             revision: done.state.revision(),
             nodes: nodes.collect(),
-            volumes: done.back.clone(),
-            left_out: done.left.clone(),
+            volumes: back.collect(),
+            left_out: left.collect(),
             lone_numbers: lone.collect(),
         }
     }
@@ -77,7 +98,7 @@ pub fn text(r: &Rebuild) -> String {
     let rows = r.nodes.iter().map(|n| vec![n.name.clone(), yes(n.read), yes(n.whole), n.shards.to_string()]);
     let mut text = table(&["NODE", "READ", "WHOLE", "SHARDS"], &["SHARDS"], rows.collect());
     text.push('\n');
-    let back = r.volumes.iter().map(|v| {
+    let back = r.volumes.iter().map(|Volume { back: v, .. }| {
         let name = v.was.as_ref().map_or_else(|| v.name.clone(), |was| format!("{} (was {was})", v.name));
         vec![name, v.id.to_string(), format_size(v.size), v.shards.to_string(), v.joining.to_string()]
     });
@@ -90,9 +111,24 @@ pub fn text(r: &Rebuild) -> String {
     if !r.left_out.is_empty() {
         text.push('\n');
     }
-    for l in &r.left_out {
+    for LeftOut { left: l, missing } in &r.left_out {
         let name = l.name.as_ref().map_or_else(|| format!("volume {}", l.id), |n| format!("{n} (volume {})", l.id));
         text.push_str(&format!("left out: {name}: {}\n", l.why));
+        if !missing.is_empty() {
+            let accept: Vec<String> = missing.iter().map(|n| format!("--accept-loss {n}")).collect();
+            text.push_str(&format!(
+                "  Missing: {}. If what they have is lost for good, {} goes on without it.\n",
+                missing.join(", "),
+                accept.join(" ")
+            ));
+        }
+    }
+    for v in r.volumes.iter().filter(|v| !v.given_up.is_empty()) {
+        text.push_str(&format!(
+            "\n{}: what only {} may have is lost: later views, and all that was answered in them.\n",
+            v.back.name,
+            v.given_up.join(" and ")
+        ));
     }
     for l in &r.lone_numbers {
         let (node, number) = (&l.node, l.number);
@@ -128,6 +164,7 @@ fn ending(r: &Rebuild) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use freebs_types::VolumeId;
 
     #[test]
     fn whose_number_is_far_above_all_others_is_said() {
@@ -148,5 +185,31 @@ mod tests {
         assert!(shown.contains(first), "{shown}");
         assert!(shown.contains("shard 1.0: b names the number 1152921504606846976, which no rebuild gave"), "{shown}");
         assert!(!text(&Rebuild { lone_numbers: Vec::new(), ..r }).contains("number"));
+    }
+
+    #[test]
+    fn whose_logs_are_missing_is_said_and_what_was_given_up() {
+        let (id, why) = (VolumeId(1), "there may be a later view".into());
+        let left = Left { id, name: Some("a".into()), why, missing: vec![] };
+        let back = Back { id, name: "b".into(), was: None, size: 1, shards: 1, joining: 0, given_up: vec![] };
+        let r = Rebuild {
+            cluster: "c".into(),
+            written_to: None,
+            revision: 7,
+            nodes: Vec::new(),
+            volumes: vec![Volume { back, given_up: vec!["x".into()] }],
+            left_out: vec![LeftOut { left, missing: vec!["y".into(), "z".into()] }],
+            lone_numbers: Vec::new(),
+        };
+        let shown = text(&r);
+        let way =
+            "Missing: y, z. If what they have is lost for good, --accept-loss y --accept-loss z goes on without it.";
+        assert!(shown.contains(way) && shown.contains("b: what only x may have is lost"), "{shown}");
+        let json = serde_json::to_value(&r).expect("plain values");
+        assert_eq!(
+            (&json["left_out"][0]["missing"][1], &json["volumes"][0]["given_up"][0]),
+            (&"z".into(), &"x".into())
+        );
+        assert_eq!((&json["left_out"][0]["name"], &json["volumes"][0]["name"]), (&"a".into(), &"b".into()));
     }
 }

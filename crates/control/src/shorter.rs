@@ -1,0 +1,160 @@
+//! Chains that become shorter (rules V11 to V14): a member without which nothing can be answered leaves the chain by a view
+//! change as soon as it has failed, and comes back by another one. Pure functions of the state, each applied in one entry.
+//!
+//! Invariants: all is reckoned from the chain of the active view, and never from a plan that has not become active (V11);
+//! a chain that is planned here has members that have everything and no others, at least the volume's min copies of them,
+//! and enough of the view before are there to seal that; who has left keeps what it has (V13).
+
+use crate::apply::shard_of;
+use crate::command::Outcome;
+use crate::limits;
+use crate::mutant::Mutant;
+use crate::state::{Shard, State, Volume};
+use freebs_types::{Error, NodeId, Result, ShardId, StartNumber, ViewNumber, limits as common};
+use std::collections::BTreeSet;
+
+/// A shard whose chain is to become shorter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leaving {
+    /// The shard.
+    pub shard: ShardId,
+    /// The head that it has now.
+    pub head: NodeId,
+    /// The chain from then on, head first.
+    pub chain: Vec<NodeId>,
+}
+
+impl Shard {
+    /// The chain becomes this one, of members that have everything. Who leaves it and has everything, too, is away.
+    fn leave(&mut self, chain: Vec<NodeId>, copies: u8, mutant: Option<Mutant>) {
+        if self.members == chain {
+            return;
+        }
+        if self.active.0 > 0 && self.active_members.is_empty() {
+            self.active_members.clone_from(&self.members);
+        }
+        let leaves = |n: &&NodeId| !chain.contains(n);
+        let left: Vec<NodeId> = self.active_members.iter().filter(leaves).copied().collect();
+        let has_everything = |n: &NodeId| !self.joining.contains(n) && !self.away.contains(n);
+        let last: Vec<NodeId> = left.into_iter().filter(has_everything).collect();
+        if mutant != Some(Mutant::AwayForgotten) {
+            self.away.extend(last);
+        }
+        self.keepers.retain(|n| !chain.contains(n) && !self.away.contains(n));
+        self.members = chain;
+        self.joining.retain(|n| self.members.contains(n));
+        self.tidy_away();
+        self.pending = None;
+        self.stay(copies);
+    }
+
+    /// A member that has everything is not away; and of too many the first that left are forgotten.
+    pub(crate) fn tidy_away(&mut self) {
+        let (members, joining) = (&self.members, &self.joining);
+        self.away.retain(|n| !members.contains(n) || joining.contains(n));
+        let over = self.away.len().saturating_sub(common::CHAIN_MEMBERS_MAX);
+        self.away.drain(..over);
+    }
+
+    /// The last one that left and is there: it lacks least.
+    pub(crate) fn returning(&self, is_there: impl Fn(&NodeId) -> bool) -> Option<NodeId> {
+        self.away.iter().rev().copied().find(|n| is_there(n) && !self.members.contains(n))
+    }
+
+    /// True if nobody learns but members that were away: these lack little.
+    pub(crate) fn only_returns(&self) -> bool {
+        self.joining.iter().all(|n| self.away.contains(n))
+    }
+}
+
+impl State {
+    /// The members of the active view that go on without the others, if it is to be left (V11).
+    fn chain_of_whole(
+        &self,
+        volume: &Volume,
+        shard: &Shard,
+        failed: &BTreeSet<NodeId>,
+        mutant: Option<Mutant>,
+    ) -> Option<Vec<NodeId>> {
+        let of_view = shard.view_members();
+        let is_there = |n: &NodeId| !failed.contains(n) && self.node(*n).is_some_and(|n| n.start.0 > 0);
+        let is_whole = |n: &NodeId| !shard.joining.contains(n) || mutant == Some(Mutant::LearnersStay);
+        let whole: Vec<NodeId> = of_view.iter().copied().filter(|n| is_there(n) && is_whole(n)).collect();
+        let quorum = volume.quorum(of_view.len());
+        let has_failed = of_view.iter().any(|n| failed.contains(n));
+        if !has_failed || whole.len() >= quorum {
+            return None;
+        }
+        let least = if mutant == Some(Mutant::LeavesBelowLeast) { 1 } else { usize::from(volume.min_copies).max(1) };
+        // An empty log counts only of a member that was new in the view; of one that was not looked at nothing does.
+        let counts = |n: &&NodeId| {
+            is_there(n) && !shard.unseen.contains(n) && (!shard.joining.contains(n) || shard.learning.contains(n))
+        };
+        let is_sealed = of_view.iter().filter(counts).count() + quorum > of_view.len();
+        let is_under_way = shard.forced.is_some() || (shard.active.0 == 0 && volume.origin.is_some());
+        let may_be_sealed = is_sealed || mutant == Some(Mutant::LeavesUnsealed);
+        if whole.len() < least || !may_be_sealed || is_under_way {
+            return None;
+        }
+        // Of a plan that is these already nothing changes, whoever of them leads.
+        let at = |n: &NodeId| shard.members.iter().position(|m| m == n).unwrap_or(usize::MAX);
+        let mut chain = whole;
+        chain.sort_by_key(at);
+        Some(chain)
+    }
+
+    /// The chain without those that were to come to it and have failed (V14).
+    fn chain_of_those_coming(shard: &Shard, failed: &BTreeSet<NodeId>) -> Option<Vec<NodeId>> {
+        let stays = |n: &&NodeId| !failed.contains(n) || shard.view_members().contains(n);
+        shard.grows().then(|| shard.members.iter().filter(stays).copied().collect())
+    }
+
+    /// Shards whose chains become shorter when these nodes have failed, with what is left of them: those of which nothing can
+    /// be answered (V11), and those to which a failed one was to come (V14).
+    #[must_use]
+    pub fn leavers(&self, failed: &BTreeSet<NodeId>) -> Vec<Leaving> {
+        self.leavers_with(failed, None)
+    }
+
+    /// The same with a rule left out, for tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn leavers_with(&self, failed: &BTreeSet<NodeId>, mutant: Option<Mutant>) -> Vec<Leaving> {
+        let of = |v: &Volume, s: &Shard| {
+            let coming = || Self::chain_of_those_coming(s, failed).filter(|_| mutant != Some(Mutant::ComingHoldsUp));
+            let chain = self.chain_of_whole(v, s, failed, mutant).or_else(coming)?;
+            let is_other = chain != s.members;
+            is_other.then_some(Leaving { shard: v.shard_id(s.index), head: s.head()?, chain })
+        };
+        self.volumes().flat_map(|v| v.shards.iter().filter_map(|s| of(v, s))).collect()
+    }
+
+    /// All such chains become shorter, or those of these shards, if their active views are still these. A node that was
+    /// started again since is not meant.
+    pub(crate) fn leave_chains(
+        &mut self,
+        failed: &[(NodeId, StartNumber)],
+        shards: &[(ShardId, ViewNumber)],
+        mutant: Option<Mutant>,
+    ) -> Result<Outcome> {
+        if failed.len() > limits::FAILED_NODES_MAX || shards.len() > limits::LEFT_SHARDS_MAX {
+            let (nodes, most) = (limits::FAILED_NODES_MAX, limits::LEFT_SHARDS_MAX);
+            return Err(Error::invalid(format!("at most {nodes} nodes leave at a time, and {most} shards by name")));
+        }
+        let is_meant = |id: ShardId, active: ViewNumber| shards.is_empty() || shards.contains(&(id, active));
+        let mut changed: Vec<Volume> = Vec::new();
+        for Leaving { shard: id, chain, .. } in self.leavers_with(&self.still(failed), mutant) {
+            if !is_meant(id, self.shard(id).map(|s| s.active).unwrap_or_default()) {
+                continue;
+            }
+            if changed.last().is_none_or(|v| v.id != id.volume) {
+                changed.push(self.volume_to_change(id.volume)?);
+            }
+            let volume = changed.last_mut().expect("pushed above");
+            let copies = volume.copies;
+            shard_of(volume, id)?.leave(chain, copies, mutant);
+        }
+        changed.into_iter().for_each(|volume| self.commit(volume));
+        Ok(Outcome::Moved)
+    }
+}
