@@ -104,7 +104,7 @@ impl State {
         let mut members: Vec<NodeId> = from.members.iter().copied().filter(|n| !learns(n)).take(copies).collect();
         let whole = members.len();
         members.extend(from.members.iter().copied().filter(learns).take(copies - whole));
-        loads.fill(&mut members, self.nodes.keys().copied(), copies);
+        loads.fill(&mut members, self.places(), copies);
         loads.add_chain(&members);
         let joining = members[whole..].to_vec();
         Shard { highest: from.highest, joining, ..Shard::new(from.index, members) }
