@@ -238,6 +238,11 @@ fn golden_bytes() {
     ]
     .map(|s| s.replace(' ', ""));
     assert_eq!(all, known);
+}
+
+/// The same of results.
+#[test]
+fn golden_bytes_of_results() {
     let all: Vec<String> = results().iter().map(|r| hex(&encode_result(r))).collect();
     let known = [
         "014d00000000000000",

@@ -596,7 +596,7 @@ impl<D: Device> Recovery<'_, D> {
                         self.apply(s.id, e).await?;
                     }
                     lost.for_each(|stretch| self.misses(s.id, 0, stretch));
-                    // What lies between several of them in the last place is not known to be lost.
+                    // The last place may have several, and what lies between them is not known to be lost.
                     f.known_lost().for_each(|(from, to)| self.core.get_mut().knows_lost(from, to));
                     self.core.get_mut().segs.get_mut(s.id).appends = (f.first_append.get(), f.last());
                     self.ends_with(s, f.last());
