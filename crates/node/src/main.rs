@@ -11,7 +11,6 @@ mod files;
 mod gateway;
 mod headroom;
 mod host_socket;
-mod identity;
 mod options;
 mod places;
 mod runtime;

@@ -4,7 +4,6 @@ mod audit;
 mod clones;
 mod codec;
 mod formats;
-mod joining;
 mod left_out;
 mod openings;
 mod properties;

@@ -24,7 +24,6 @@ mod first_start;
 mod forced;
 mod full;
 mod images;
-mod joining;
 mod kills;
 mod leader;
 mod members;

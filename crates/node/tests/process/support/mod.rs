@@ -12,7 +12,6 @@ pub mod nbd;
 pub mod oracle;
 pub mod plane;
 pub mod rng;
-pub mod servers;
 pub mod shared;
 pub mod tools;
 
