@@ -69,7 +69,6 @@ Within this time nothing is really gone: blocks that are written anew or trimmed
 made of any moment, to a tenth of a second, or to the single update. It begins now; what was overwritten before is not there.
 It takes the room of all that is written in that time. Made shorter, or off, it gives room back at once.";
 
-#[allow(clippy::large_enum_variant, reason = "there is one of it in a process")]
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a whole cluster on this machine: nodes, a gateway, and a volume to begin with

@@ -4,7 +4,7 @@
 //! Invariant: lines are taken out of the page itself. Each indented line is a command; a block marked `text` behind it is
 //! what it prints, or, if that begins with `freebs: `, the error that it ends with.
 
-use crate::backup::s3::{Moto, make_bucket};
+use crate::backup::s3::{Server, make_bucket};
 use crate::support::cluster::{Cluster, Setup};
 use crate::support::tools::{command, find, have, output, told};
 use crate::support::{PATIENCE, Weight, turn};
@@ -73,7 +73,7 @@ fn numbers(word: &str) -> String {
 struct Tour {
     cluster: Cluster,
     programs: PathBuf,
-    moto: Option<Moto>,
+    moto: Option<Server>,
     variables: BTreeMap<String, String>,
 }
 
@@ -116,7 +116,7 @@ impl Tour {
     /// `export A=… B=…`: values that the user has, here those of the bucket's server.
     fn export(&mut self, names: &str) {
         let moto = self.moto.get_or_insert_with(|| {
-            let moto = Moto::start();
+            let moto = Server::moto();
             make_bucket(&moto);
             moto
         });

@@ -1,30 +1,49 @@
-//! A bucket as a target, served by moto.
+//! A bucket as a target, served by two programs that have nothing in common.
 
 use super::*;
 use crate::support::cluster::scratch;
 use crate::support::tools::{KILLED_MAX, command, have, output, wait_at_most, wait_for};
 use crate::support::{PATIENCE, Weight, shared, turn};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
+use tempfile::TempDir;
 
-/// A server of S3 in memory.
-pub struct Moto {
+/// A server of S3: one that keeps all in memory, or one that keeps buckets as directories and asks for signatures.
+pub struct Server {
     child: Child,
     address: String,
+    buckets: Option<TempDir>,
 }
 
-impl Moto {
+impl Server {
     #[must_use]
-    pub fn start() -> Self {
+    pub fn moto() -> Self {
+        Self::start("moto_server", None, |cmd, port| {
+            cmd.args(["-H", "127.0.0.1", "-p", port]);
+        })
+    }
+
+    #[must_use]
+    pub fn s3s() -> Self {
+        let buckets = scratch();
+        let root = buckets.path().to_owned();
+        Self::start("s3s-fs", Some(buckets), move |cmd, port| {
+            cmd.args(["--host", "127.0.0.1", "--port", port]);
+            cmd.args(["--access-key", "test", "--secret-key", "test"]).arg(&root);
+        })
+    }
+
+    fn start(program: &str, buckets: Option<TempDir>, with: impl Fn(&mut Command, &str)) -> Self {
         let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let port = free.local_addr().expect("bound").port();
         drop(free);
-        let mut cmd = command("moto_server");
-        cmd.args(["-H", "127.0.0.1", "-p", &port.to_string()]);
+        let mut cmd = command(program);
+        with(&mut cmd, &port.to_string());
         cmd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let moto = Self { child: cmd.spawn().expect("it runs"), address: format!("127.0.0.1:{port}") };
-        wait_for("moto", || TcpStream::connect(&moto.address).ok());
-        moto
+        let child = cmd.spawn().expect("it runs");
+        let server = Self { child, address: format!("127.0.0.1:{port}"), buckets };
+        wait_for(program, || TcpStream::connect(&server.address).ok());
+        server
     }
 
     /// The variables with which a command reaches it.
@@ -48,46 +67,59 @@ impl Moto {
     }
 }
 
-impl Drop for Moto {
+impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = wait_at_most(&mut self.child, KILLED_MAX);
     }
 }
 
-/// A bucket, made with a request that moto takes without a signature.
-pub fn make_bucket(moto: &Moto) {
+/// A bucket, made as a directory, or with a request that needs no signature.
+pub fn make_bucket(server: &Server) {
+    if let Some(dir) = &server.buckets {
+        return std::fs::create_dir(dir.path().join("bucket")).expect("made");
+    }
     let script = "import sys, urllib.request as u; u.urlopen(u.Request(sys.argv[1], method='PUT'))";
-    let url = format!("http://{}/bucket", moto.address);
+    let url = format!("http://{}/bucket", server.address);
     let out = output(command("python3").args(["-c", script, &url]), PATIENCE);
     assert!(out.status.success(), "{}", told(&out));
 }
 
-#[test]
-fn a_volume_goes_to_a_bucket_and_comes_back() {
-    if !have(&["moto_server", "python3"]) {
-        return;
-    }
+/// A volume of this name goes to a bucket of a server and comes back.
+fn goes_and_comes(server: &Server, name: &str) {
     let _turn = turn(Weight::Light);
     let c = shared::cluster();
     let dir = scratch();
-    let moto = Moto::start();
     let file = dir.path().join("file");
-    let size = 9 * MIB;
+    let (size, back) = (9 * MIB, format!("{name}-back"));
     std::fs::write(&file, noise(9, size as usize)).expect("room");
-    c.json(&["volume", "import", "bk-s3", text(&file)]);
+    c.json(&["volume", "import", name, text(&file)]);
     let target = "s3://bucket/some/prefix";
-    refused(&moto.backup(&c, &["list", "s3://no-such-bucket/x"]), &["no-such-bucket", "NoSuchBucket"]);
-    make_bucket(&moto);
-    let first = moto.json(&c, &["create", "bk-s3", target]);
-    let second = moto.json(&c, &["create", "bk-s3", target]);
+    refused(&server.backup(&c, &["list", "s3://no-such-bucket/x"]), &["no-such-bucket", "NoSuchBucket"]);
+    make_bucket(server);
+    let first = server.json(&c, &["create", name, target]);
+    let second = server.json(&c, &["create", name, target]);
     assert_eq!((&first["new_blocks"], &second["new_blocks"]), (&Value::from(18), &Value::from(0)));
-    assert_eq!(moto.json(&c, &["verify", target])["damaged"], 0);
-    moto.json(&c, &["delete", target, word(&first, "backup")]);
-    let pruned = moto.json(&c, &["prune", target]);
+    assert_eq!(server.json(&c, &["verify", target])["damaged"], 0);
+    server.json(&c, &["delete", target, word(&first, "backup")]);
+    let pruned = server.json(&c, &["prune", target]);
     assert_eq!((&pruned["objects"], &pruned["kept"]), (&Value::from(0), &Value::from(19)));
-    let list = moto.json(&c, &["list", target]);
+    let list = server.json(&c, &["list", target]);
     assert_eq!(list["backups"].as_array().map(Vec::len), Some(1), "{list}");
-    moto.json(&c, &["restore", target, word(&second, "backup"), "bk-s32"]);
-    assert_eq!(first_difference(&file, &exported(&c, "bk-s32"), size), None);
+    server.json(&c, &["restore", target, word(&second, "backup"), &back]);
+    assert_eq!(first_difference(&file, &exported(&c, &back), size), None);
+}
+
+#[test]
+fn a_volume_goes_to_a_bucket_and_comes_back() {
+    if have(&["moto_server", "python3"]) {
+        goes_and_comes(&Server::moto(), "bk-s3");
+    }
+}
+
+#[test]
+fn a_volume_goes_to_a_bucket_of_another_server_and_comes_back() {
+    if have(&["s3s-fs"]) {
+        goes_and_comes(&Server::s3s(), "bk-s3s");
+    }
 }
