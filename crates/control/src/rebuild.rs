@@ -11,7 +11,7 @@
 //! more, it would have sealed the newest active view, so all but A − 1 of that view's members would have promised it: where
 //! A of them have promised nothing above, there is none. The view that was found is known to have been active if something
 //! of it was committed; else the one before it must have as many such members, too. An operator may say that what only
-//! certain nodes have is lost for good: these hold no later view then.
+//! these nodes have is lost for good, of all of them: then there is no later view.
 //!
 //! A view that counts because it *can* have become active need not have. It is what is gone on from, and the newest one
 //! that is known to have been active stands beside it (`Shard::known`): another rebuild, which sees more or other nodes,
@@ -344,7 +344,8 @@ fn make(
     (accepted, mutant): (&BTreeSet<NodeId>, Option<Mutant>),
 ) -> Result<Rebuilt> {
     let (revision, lone) = begin_above(surveys, clock);
-    let mut state = State { revision, forgotten: revision, ..State::new(cluster) };
+    let mut state = State::new(cluster);
+    (state.revision, state.forgotten) = (revision, revision);
     // Each snapshot was begun under a revision of its own, so none has a number above. What logs keep for them stays.
     state.snapshots_mut().spare(SnapshotId(revision));
     let mut starts: BTreeMap<NodeId, &NodeSurvey> = BTreeMap::new();
@@ -362,7 +363,9 @@ fn make(
     for n in nodes {
         let start = starts.get(&n.node).map_or(StartNumber(0), |s| s.start);
         let (name, address) = (n.name.clone(), n.address.clone());
-        let node = Node { id: n.node, name, address, workers: n.workers, start, host_key: None, changed: revision };
+        let (host_key, identity) = (None, None);
+        let workers = n.workers;
+        let node = Node { id: n.node, name, address, workers, start, host_key, identity, changed: revision };
         node.check()?;
         state.nodes.insert(node.id, Arc::new(node));
     }
@@ -693,7 +696,8 @@ fn given_up(
         return Ok(Vec::new());
     }
     let (accepted, missing): (Vec<NodeId>, Vec<NodeId>) = unknown.iter().partition(|n| seen.accepted.contains(n));
-    if views.is_last(view, of, (&missing, least)) {
+    // One of these may have all of a later view, and the others that answered in it are among the lost.
+    if missing.is_empty() {
         return Ok(accepted);
     }
     let promised = of.values().map(|s| s.promised).max().unwrap_or_default();

@@ -28,19 +28,12 @@ pub const OPENINGS_MAGIC: [u8; 4] = *b"FBOP";
 /// The first bytes of the file `host-key`.
 pub const HOST_KEY_MAGIC: [u8; 4] = *b"FBHK";
 /// Version of all structures of a device but frames, which have their own.
-pub const DISK_VERSION: u16 = 1;
+pub const DISK_VERSION: u16 = 2;
+/// Version of the file `host-key`.
+pub const HOST_KEY_VERSION: u16 = 1;
 
 /// Bytes of the file `host-key`.
 pub const HOST_KEY_BYTES: usize = 128;
-
-/// Feature bit of the superblock: the slots of checkpoints may name something. A reader that does not know it would
-/// take the segments of a checkpoint for free, and leave the slots as they are. Without it they are not looked at.
-pub const FEATURE_CHECKPOINTS: u32 = 1;
-/// Feature bit of the superblock: appends may repeat the one before, and footers may name appends that were lost. A
-/// reader that does not know it would take what was lost for whole.
-pub const FEATURE_REPEATS: u32 = 2;
-/// Feature bits that this reader knows.
-const FEATURES: u32 = FEATURE_CHECKPOINTS | FEATURE_REPEATS;
 
 /// Where the two copies of the superblock lie, far enough apart that one bad spot does not take both.
 pub const SUPERBLOCK_AT: [u64; 2] = [0, 512 << 10];
@@ -61,11 +54,11 @@ pub const SEGMENTS_MAX: u32 = 1 << 20;
 pub struct Superblock {
     /// Always `FBSB`.
     pub magic: [u8; 4],
-    /// Always 1.
+    /// Always 2.
     pub version: U16,
     /// Always 256.
     pub length: U16,
-    /// Feature bits: 1 = the slots of checkpoints may name something, 2 = appends may repeat the one before.
+    /// Feature bits: none yet.
     pub features: U32,
     /// Bytes of the physical sector that the log was made for.
     pub sector: U32,
@@ -102,12 +95,6 @@ impl Superblock {
     /// The highest revision and start number that a copy may have.
     pub const NUMBER_MAX: u64 = u64::MAX / 2;
 
-    /// Whether there may be checkpoints.
-    #[must_use]
-    pub fn has_checkpoints(&self) -> bool {
-        self.features.get() & FEATURE_CHECKPOINTS != 0
-    }
-
     /// The superblock as one zero-padded sector-sized piece, with its checksum set.
     #[must_use]
     pub fn encode(mut self) -> Vec<u8> {
@@ -117,7 +104,7 @@ impl Superblock {
         out
     }
 
-    /// `NotFound` if no superblock was ever here, `Corrupt` if one was, `Invalid` if it is of a newer format.
+    /// `NotFound` if no superblock was ever here, `Corrupt` if one was, `Invalid` if it is of another format.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let (sb, _) = Self::read_from_prefix(bytes).map_err(|_| Error::corrupt("superblock is cut short"))?;
         if sb.crc.get() != crc32c(&sb.as_bytes()[..252]) {
@@ -131,7 +118,12 @@ impl Superblock {
         if sb.magic != SUPERBLOCK_MAGIC {
             return Err(Error::not_found("no freebs superblock here"));
         }
-        if sb.version.get() != DISK_VERSION || sb.features.get() & !FEATURES != 0 {
+        if sb.version.get() < DISK_VERSION {
+            return Err(Error::invalid(
+                "the device has the format of an earlier freebs; take its volumes out with that one (`freebs volume export`)",
+            ));
+        }
+        if sb.version.get() > DISK_VERSION || sb.features.get() != 0 {
             return Err(Error::invalid("the device has a newer format; use a newer freebs"));
         }
         let sector = sb.sector.get();
@@ -197,7 +189,7 @@ impl HostKeyFile {
     pub fn encode(cluster: ClusterId, node: NodeId, secret: &Hash32, public: &HostPublic) -> [u8; HOST_KEY_BYTES] {
         let mut file = Self {
             magic: HOST_KEY_MAGIC,
-            version: DISK_VERSION.into(),
+            version: HOST_KEY_VERSION.into(),
             length: (HOST_KEY_BYTES as u16).into(),
             cluster: cluster.0,
             node: node.0.into(),
@@ -216,7 +208,7 @@ impl HostKeyFile {
         if file.magic != HOST_KEY_MAGIC || file.crc.get() != crc32c(&bytes[..HOST_KEY_BYTES - 4]) {
             return Err(Error::corrupt("a host key that does not match its checksum"));
         }
-        if file.version.get() != DISK_VERSION || file.length.get() as usize != HOST_KEY_BYTES {
+        if file.version.get() != HOST_KEY_VERSION || file.length.get() as usize != HOST_KEY_BYTES {
             return Err(Error::invalid("a host key of a newer format; use a newer freebs"));
         }
         if file.cluster != cluster.0 || file.node.get() != node.0 {
@@ -226,13 +218,46 @@ impl HostKeyFile {
     }
 }
 
+/// Appends that are lost together: first and last; both 0 for none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct LostStretch {
+    /// Number of the first one.
+    pub from: U64,
+    /// Number of the last one.
+    pub to: U64,
+}
+const _: () = assert!(size_of::<LostStretch>() == 16);
+
+/// Stretches of lost appends that a segment's footer names, at most.
+pub const LOST_STRETCHES_MAX: usize = 8;
+
+impl LostStretch {
+    /// Appends from one up to another.
+    #[must_use]
+    pub fn new((from, to): (u64, u64)) -> Self {
+        Self { from: from.into(), to: to.into() }
+    }
+
+    /// First and last append, if any is lost.
+    #[must_use]
+    pub fn appends(&self) -> Option<(u64, u64)> {
+        (self.to.get() > 0).then(|| (self.from.get(), self.to.get()))
+    }
+
+    fn is_possible(&self) -> bool {
+        let (from, to) = (self.from.get(), self.to.get());
+        (from == 0) == (to == 0) && from <= to && to < LOG_NUMBER_END
+    }
+}
+
 /// Head of one append: one write of the log.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct AppendHeader {
     /// Always `FBAP`.
     pub magic: [u8; 4],
-    /// Always 1.
+    /// Always 2.
     pub version: U16,
     /// `APPEND_REPAIR`, `APPEND_REPEATS`, both or 0.
     pub flags: u8,
@@ -260,14 +285,14 @@ pub struct AppendHeader {
     pub frames: U32,
     /// Start number of the writer. It never falls along a log, so what a torn end left behind is recognised.
     pub start: U64,
-    /// The last append that was known to be lost when this one was written; 0 for none.
-    pub lost: U64,
+    /// The last appends that were known to be lost together when this one was written.
+    pub lost: LostStretch,
     /// CRC-32C of extra and heads.
     pub heads_crc: U32,
     /// CRC-32C of the bytes before this field.
     pub crc: U32,
 }
-const _: () = assert!(size_of::<AppendHeader>() == 96);
+const _: () = assert!(size_of::<AppendHeader>() == 104);
 
 /// Flag of an append and of its index entries: the frames fill holes or replace damaged copies. They never imply
 /// that the frames behind them in sequence were cut.
@@ -288,13 +313,13 @@ impl AppendHeader {
         self.magic = APPEND_MAGIC;
         self.version = DISK_VERSION.into();
         self.heads_crc = crc32c(extra_and_heads).into();
-        self.crc = crc32c(&self.as_bytes()[..92]).into();
+        self.crc = crc32c(&self.as_bytes()[..100]).into();
     }
 
     /// The header at the start of `bytes`. Identity is the caller's to compare.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let (h, _) = Self::read_from_prefix(bytes).map_err(|_| Error::corrupt("append header is cut short"))?;
-        if h.magic != APPEND_MAGIC || h.crc.get() != crc32c(&h.as_bytes()[..92]) {
+        if h.magic != APPEND_MAGIC || h.crc.get() != crc32c(&h.as_bytes()[..100]) {
             return Err(Error::corrupt("no valid append header here"));
         }
         if h.version.get() != DISK_VERSION {
@@ -308,7 +333,7 @@ impl AppendHeader {
         {
             return Err(Error::corrupt("append header with impossible lengths"));
         }
-        if [h.segment_seq, h.number, h.lost].iter().any(|n| n.get() >= LOG_NUMBER_END) {
+        if [h.segment_seq, h.number].iter().any(|n| n.get() >= LOG_NUMBER_END) || !h.lost.is_possible() {
             return Err(Error::corrupt("append header with numbers that could not be counted on from"));
         }
         Ok(h)
@@ -465,7 +490,7 @@ impl LiveTable {
 pub struct SegmentFooter {
     /// Always `FBIX`.
     pub magic: [u8; 4],
-    /// Always 1.
+    /// Always 2.
     pub version: U16,
     /// As in the headers of its appends.
     pub skipped: U16,
@@ -489,16 +514,16 @@ pub struct SegmentFooter {
     pub next: U32,
     /// CRC-32C of the index.
     pub index_crc: U32,
-    /// First and last append of which something was lost for good when the segment was closed; 0 for none.
-    pub lost_from: U64,
-    /// The last of them. It may be one behind `last_append`.
-    pub lost_to: U64,
+    /// Appends of which something was lost for good when the segment was closed, in order, with none of them beside
+    /// another, then none. The last ones may lie behind `last_append`. If no place is left, the last stretch may be
+    /// several, with what lies between them.
+    pub lost: [LostStretch; LOST_STRETCHES_MAX],
     /// Zero.
     pub reserved: [u8; 4],
     /// CRC-32C of the bytes before this field.
     pub crc: U32,
 }
-const _: () = assert!(size_of::<SegmentFooter>() == 96);
+const _: () = assert!(size_of::<SegmentFooter>() == 208);
 
 impl SegmentFooter {
     /// Sets magic, version, the index' length and both checksums. `index` lies right before the footer.
@@ -507,13 +532,13 @@ impl SegmentFooter {
         self.version = DISK_VERSION.into();
         self.index_len = (index.len() as u32).into();
         self.index_crc = crc32c(index).into();
-        self.crc = crc32c(&self.as_bytes()[..92]).into();
+        self.crc = crc32c(&self.as_bytes()[..204]).into();
     }
 
     /// The footer in the last bytes of `tail`.
     pub fn decode(tail: &[u8], segment_bytes: u64) -> Result<Self> {
         let (_, f) = Self::read_from_suffix(tail).map_err(|_| Error::corrupt("segment footer is cut short"))?;
-        if f.magic != FOOTER_MAGIC || f.crc.get() != crc32c(&f.as_bytes()[..92]) {
+        if f.magic != FOOTER_MAGIC || f.crc.get() != crc32c(&f.as_bytes()[..204]) {
             return Err(Error::corrupt("no valid segment footer here"));
         }
         if f.version.get() != DISK_VERSION {
@@ -523,10 +548,31 @@ impl SegmentFooter {
         if end > segment_bytes {
             return Err(Error::corrupt("segment footer with impossible lengths"));
         }
-        if f.lost_from.get() > f.lost_to.get() || f.lost_to.get() >= LOG_NUMBER_END {
+        let in_order = |s: &[LostStretch]| match (s[0].appends(), s[1].appends()) {
+            (_, None) => true,
+            (None, Some(_)) => false,
+            (Some((_, to)), Some((from, _))) => to + 1 < from,
+        };
+        if !f.lost.iter().all(LostStretch::is_possible) || !f.lost.windows(2).all(in_order) {
             return Err(Error::corrupt("segment footer with an impossible loss"));
         }
         Ok(f)
+    }
+
+    /// First and last append of each stretch that was lost.
+    pub fn lost(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.lost.iter().filter_map(LostStretch::appends)
+    }
+
+    /// As `lost`, but for a stretch that may have what was not lost in it.
+    pub fn known_lost(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.lost().take(LOST_STRETCHES_MAX - 1)
+    }
+
+    /// Its last append, also if that is lost.
+    #[must_use]
+    pub fn last(&self) -> u64 {
+        self.lost().map(|s| s.1).fold(self.last_append.get(), u64::max)
     }
 
     /// The number of the segment that was opened right before this one; 0 if it is the first one.
@@ -647,7 +693,7 @@ pub const PAGE_MANIFEST: u16 = 3;
 pub struct PageHeader {
     /// Always `FBMP`.
     pub magic: [u8; 4],
-    /// Always 1.
+    /// Always 2.
     pub version: U16,
     /// 1 entries of a run, 2 fences of a run, 3 part of a manifest.
     pub kind: U16,
@@ -753,7 +799,7 @@ const _: () = assert!(size_of::<PagesFixed>() == 12);
 pub struct CheckpointSlot {
     /// Always `FBCP`.
     pub magic: [u8; 4],
-    /// Always 1.
+    /// Always 2.
     pub version: U16,
     /// Always 96.
     pub length: U16,
@@ -837,7 +883,7 @@ impl CheckpointSlot {
 pub struct Openings {
     /// Always `FBOP`.
     pub magic: [u8; 4],
-    /// Always 1.
+    /// Always 2.
     pub version: U16,
     /// Always 96.
     pub length: U16,

@@ -9,10 +9,11 @@ use crate::bodies::{
 };
 use crate::description::VolumeFixed;
 use crate::disk::{
-    AppendHeader, CheckpointSlot, HostKeyFile, IndexFixed, Openings, PageHeader, PagesFixed, RepeatFixed,
+    AppendHeader, CheckpointSlot, HostKeyFile, IndexFixed, LostStretch, Openings, PageHeader, PagesFixed, RepeatFixed,
     SegmentFooter, Superblock,
 };
 use crate::header::{ExtentDesc, FrameHeader, UpdateDesc};
+use crate::keys::{JoinTokenFixed, SigningKeyFile};
 use crate::pins::PinFixed;
 use crate::wire::{
     AttachMeta, ControlMeta, DurableMeta, FramesMeta, HeartbeatMeta, HelloMeta, MessageHeader, NameMeta, OrderedMeta,
@@ -93,13 +94,16 @@ layouts! {
         size_limit, revision, start, created, reserved, crc,
     }
     HostKeyFile { magic, version, length, cluster, node, secret, public, reserved, crc }
+    SigningKeyFile { magic, version, length, cluster, seed, public, reserved, crc }
+    JoinTokenFixed { magic, version, length, cluster, authority, secret, expires_ms, reserved, crc }
+    LostStretch { from, to }
     AppendHeader {
         magic, version, flags, skipped, device, segment, offset, segment_seq, number, durable, heads_len, extra_len, data_len,
         frames, start, lost, heads_crc, crc,
     }
     SegmentFooter {
         magic, version, skipped, device, segment, frames, segment_seq, first_append, last_append, index_at, index_len,
-        next, index_crc, lost_from, lost_to, reserved, crc,
+        next, index_crc, lost, reserved, crc,
     }
     RepeatFixed { append, table_len, frames, copies, copies_crc, body_crc, crc }
     PageHeader { magic, version, kind, device, run, page, count, used, reserved, body_crc, crc }

@@ -95,7 +95,6 @@ fn formats(out: &mut Seeds) {
         out.add("frame", format!("data-kind-{kind}"), mended(&bytes));
     }
     out.add("superblock", "plain", mended(&golden("superblock")));
-    out.add("superblock", "checkpoints", mended(&golden("superblock-checkpoints")));
     out.add("append", "golden", mended(&golden("append")));
     let index = [golden("segment-index"), golden("segment-footer")].concat();
     out.add("segment-index", "golden", mended(&index));

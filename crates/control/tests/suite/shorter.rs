@@ -85,7 +85,7 @@ fn spelled_out(n: u64, ack: Ack, min: u64, failed: &BTreeSet<u64>, learning: &BT
     let whole: Vec<u64> = there.iter().copied().filter(|m| !learning.contains(m)).collect();
     let can_answer = whole.len() as u64 >= a(n);
     let is_long_enough = !whole.is_empty() && whole.len() as u64 >= min;
-    let can_be_sealed = there.len() as u64 >= n - a(n) + 1;
+    let can_be_sealed = there.len() as u64 > n - a(n);
     (there.len() as u64 != n && !can_answer && is_long_enough && can_be_sealed).then(|| ids(&whole))
 }
 

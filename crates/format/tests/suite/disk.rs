@@ -65,11 +65,10 @@ fn a_superblock_of_a_newer_format_or_an_impossible_shape_is_refused() {
         Superblock::decode(&sb.encode()).map(|_| ()).map_err(|e| e.kind)
     };
     assert_eq!(kind(&|_| ()), Ok(()));
-    assert_eq!(kind(&|s| s.version = 2.into()), Err(ErrorKind::Invalid));
-    for known in [FEATURE_CHECKPOINTS, FEATURE_REPEATS, FEATURE_CHECKPOINTS | FEATURE_REPEATS] {
-        assert_eq!(kind(&|s| s.features = known.into()), Ok(()));
+    for version in [0, DISK_VERSION - 1, DISK_VERSION + 1, u16::MAX] {
+        assert_eq!(kind(&|s| s.version = version.into()), Err(ErrorKind::Invalid), "{version}");
     }
-    for unknown in [1u32 << 2, 1 << 31, FEATURE_CHECKPOINTS | 1 << 2] {
+    for unknown in [1u32, 2, 1 << 31] {
         assert_eq!(kind(&|s| s.features = unknown.into()), Err(ErrorKind::Invalid), "{unknown:#x}");
     }
     for sector in [0u32, 256, 768, 8192, u32::MAX] {
@@ -92,12 +91,12 @@ fn append(extra_and_heads: &[u8], extra: usize) -> AppendHeader {
         segment_seq: 9.into(),
         number: 100.into(),
         durable: 99.into(),
-        heads_len: ((96 + extra_and_heads.len()) as u32).into(),
+        heads_len: ((size_of::<AppendHeader>() + extra_and_heads.len()) as u32).into(),
         extra_len: (extra as u32).into(),
         data_len: 8192.into(),
         frames: 1.into(),
         start: 6.into(),
-        lost: 0.into(),
+        lost: LostStretch::default(),
         heads_crc: 0.into(),
         crc: 0.into(),
     };
@@ -112,7 +111,7 @@ fn an_append_header_is_found_whole_or_not_at_all() {
     let good = h.as_bytes().to_vec();
     let back = AppendHeader::decode(&good).unwrap();
     assert_eq!((back.seq(), back.heads_crc.get()), (SegmentSeq(9), crc32c(&heads)));
-    assert_eq!(back.total(512), (96 + heads.len()).next_multiple_of(512) + 8192);
+    assert_eq!(back.total(512), (size_of::<AppendHeader>() + heads.len()).next_multiple_of(512) + 8192);
     assert_eq!((back.seq_before(), AppendHeader { skipped: 255, ..back }.seq_before()), (5, 0));
     for bit in 0..good.len() * 8 {
         let mut bad = good.clone();
@@ -125,16 +124,16 @@ fn an_append_header_is_found_whole_or_not_at_all() {
     let with = |at: usize, value: u32| {
         let mut bad = good.clone();
         bad[at..at + 4].copy_from_slice(&value.to_le_bytes());
-        AppendHeader::decode(&resealed(bad, 92)).map(|_| ()).map_err(|e| e.kind)
+        AppendHeader::decode(&resealed(bad, 100)).map(|_| ()).map_err(|e| e.kind)
     };
-    assert_eq!(with(56, 95), Err(ErrorKind::Corrupt), "shorter than its header");
+    assert_eq!(with(56, 103), Err(ErrorKind::Corrupt), "shorter than its header");
     assert_eq!(with(56, APPEND_HEADS_BYTES_MAX as u32 + 1), Err(ErrorKind::Corrupt));
     assert_eq!(with(60, u32::MAX), Err(ErrorKind::Corrupt), "more extra bytes than heads");
     assert_eq!(with(64, APPEND_DATA_BYTES_MAX as u32 + 4096), Err(ErrorKind::Corrupt));
     assert_eq!(with(64, 100), Err(ErrorKind::Corrupt));
     let mut newer = good.clone();
-    newer[4] = 2;
-    assert_eq!(AppendHeader::decode(&resealed(newer, 92)).unwrap_err().kind, ErrorKind::Invalid);
+    newer[4] = 3;
+    assert_eq!(AppendHeader::decode(&resealed(newer, 100)).unwrap_err().kind, ErrorKind::Invalid);
 }
 
 /// A repeat counts as a whole or not at all, and never panics.
@@ -189,8 +188,7 @@ fn footer(index: &[u8], frames: u32) -> SegmentFooter {
         index_len: 0.into(),
         next: 5.into(),
         index_crc: 0.into(),
-        lost_from: 0.into(),
-        lost_to: 0.into(),
+        lost: [LostStretch::default(); LOST_STRETCHES_MAX],
         reserved: [0; 4],
         crc: 0.into(),
     };
@@ -209,6 +207,36 @@ fn index_of(frames: &[Frame]) -> Bytes {
         assert!(index.len() - before <= IndexEntry::encoded_len_max(f.head.bytes().len()));
     }
     index.freeze()
+}
+
+/// A footer with stretches that overlap, touch, go backwards, or come behind an empty place is none.
+#[test]
+fn losses_of_a_footer_are_in_order() {
+    let with = |lost: &[(u64, u64)]| {
+        let mut f = footer(&[], 0);
+        f.lost.iter_mut().zip(lost).for_each(|(out, s)| *out = LostStretch::new(*s));
+        f.finish(&[]);
+        SegmentFooter::decode(f.as_bytes(), 1 << 20)
+    };
+    let most: Vec<_> = (1..=LOST_STRETCHES_MAX as u64).map(|n| (10 * n, 10 * n + 8)).collect();
+    for good in [&[][..], &[(95, 95)], &[(95, 97), (99, 101)], &most] {
+        let f = with(good).unwrap();
+        assert_eq!(f.lost().collect::<Vec<_>>(), good);
+        assert_eq!(f.known_lost().collect::<Vec<_>>(), good[..good.len().min(LOST_STRETCHES_MAX - 1)]);
+        assert_eq!(f.last(), good.last().map_or(100, |s| s.1.max(100)));
+    }
+    for bad in [
+        &[(0, 5)][..],
+        &[(5, 0)],
+        &[(7, 6)],
+        &[(95, 97), (98, 99)],
+        &[(95, 97), (96, 99)],
+        &[(95, 97), (90, 91)],
+        &[(0, 0), (95, 97)],
+        &[(95, LOG_NUMBER_END)],
+    ] {
+        assert_eq!(with(bad).unwrap_err().kind, ErrorKind::Corrupt, "{bad:?}");
+    }
 }
 
 #[test]
@@ -242,8 +270,8 @@ fn a_segment_index_names_every_frame() {
     }
     assert!(SegmentFooter::decode(&good, 8192).is_err(), "an index outside its segment");
     let mut newer = good.clone();
-    newer[4] = 2;
-    assert_eq!(SegmentFooter::decode(&resealed(newer, 92), 1 << 20).unwrap_err().kind, ErrorKind::Invalid);
+    newer[4] = 3;
+    assert_eq!(SegmentFooter::decode(&resealed(newer, 204), 1 << 20).unwrap_err().kind, ErrorKind::Invalid);
     for wrong in [0, 4, 6, u32::MAX] {
         assert!(IndexEntry::decode_all(index.clone(), wrong, room).is_err());
     }
@@ -280,7 +308,7 @@ proptest! {
         let magics = [*b"FBSB", *b"FBAP", *b"FBIX", *b"FBFR"];
         if bytes.len() >= 256 && magic < 4 {
             bytes[..4].copy_from_slice(&magics[magic]);
-            let footer = bytes.len() - 96;
+            let footer = bytes.len() - size_of::<SegmentFooter>();
             bytes[footer..footer + 4].copy_from_slice(&magics[magic]);
         }
         prop_assert!(Superblock::decode(&bytes).is_err());
@@ -297,17 +325,19 @@ proptest! {
         let mut fo = footer(&[0; 64], 1).as_bytes().to_vec();
         for (at, value) in edits {
             sb[at] = value;
-            ap[at % 92] = value;
-            fo[at % 92] = value;
+            ap[at % 100] = value;
+            fo[at % 204] = value;
         }
         if let Ok(sb) = Superblock::decode(&resealed(sb, 252)) {
             prop_assert!(sb.sector.get() <= 4096 && sb.segment_bytes.get() <= 1 << 30);
         }
-        if let Ok(h) = AppendHeader::decode(&resealed(ap, 92)) {
+        if let Ok(h) = AppendHeader::decode(&resealed(ap, 100)) {
             prop_assert!(h.total(1 << sector) <= APPEND_HEADS_BYTES_MAX + 4096 + APPEND_DATA_BYTES_MAX);
             prop_assert!(h.extra_len.get() <= h.heads_len.get());
         }
-        if let Ok(f) = SegmentFooter::decode(&resealed(fo, 92), 1 << 20) {
+        if let Ok(f) = SegmentFooter::decode(&resealed(fo, 204), 1 << 20) {
+            let lost: Vec<_> = f.lost().collect();
+            prop_assert!(lost.windows(2).all(|w| w[0].1 + 1 < w[1].0) && lost.iter().all(|(from, to)| 1 <= *from && from <= to));
             prop_assert!(u64::from(f.index_at.get()) + u64::from(f.index_len.get()) <= 1 << 20);
         }
     }

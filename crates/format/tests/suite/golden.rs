@@ -7,6 +7,7 @@
 use crate::common::*;
 use bytes::BytesMut;
 use freebs_format::disk::*;
+use freebs_format::keys::*;
 use freebs_format::*;
 use freebs_types::*;
 use std::fmt::Write;
@@ -167,9 +168,6 @@ fn openings() {
 #[test]
 fn device() {
     golden("superblock", &superblock().encode()[..256], &superblock().encode()[256..]);
-    let with = Superblock { features: FEATURE_CHECKPOINTS.into(), ..superblock() };
-    assert!(Superblock::decode(&with.encode()).unwrap().has_checkpoints() && !superblock().has_checkpoints());
-    golden("superblock-checkpoints", &with.encode()[..256], &with.encode()[256..]);
 }
 
 #[test]
@@ -193,7 +191,7 @@ fn appends() {
         data_len: (2 * BLOCK as u32).into(),
         frames: 2.into(),
         start: 8.into(),
-        lost: 0.into(),
+        lost: LostStretch::default(),
         heads_crc: 0.into(),
         crc: 0.into(),
     };
@@ -210,7 +208,7 @@ fn appends() {
     let heads_len = size_of::<AppendHeader>() + extra_and_heads.len();
     let mut append = AppendHeader { flags: APPEND_REPEATS as u8, skipped: 2, offset: 16384.into(), ..append };
     (append.number, append.durable, append.frames) = (5001.into(), 5000.into(), 1.into());
-    append.lost = 4990.into();
+    append.lost = LostStretch::new((4988, 4990));
     (append.heads_len, append.extra_len) = ((heads_len as u32).into(), (repeat.len() as u32).into());
     append.finish(&extra_and_heads);
     golden("append-repeat", &[append.as_bytes(), &extra_and_heads].concat(), &[]);
@@ -239,15 +237,14 @@ fn indexes() {
         index_len: 0.into(),
         next: 13.into(),
         index_crc: 0.into(),
-        lost_from: 0.into(),
-        lost_to: 0.into(),
+        lost: [LostStretch::default(); LOST_STRETCHES_MAX],
         reserved: [0; 4],
         crc: 0.into(),
     };
     footer.finish(&index);
     golden("segment-index", &index, &[]);
     golden("segment-footer", footer.as_bytes(), &[]);
-    (footer.lost_from, footer.lost_to) = (5001.into(), 5005.into());
+    footer.lost[..2].copy_from_slice(&[LostStretch::new((5001, 5001)), LostStretch::new((5003, 5005))]);
     footer.finish(&index);
     golden("segment-footer-lost", footer.as_bytes(), &[]);
 }
@@ -285,6 +282,45 @@ fn the_host_key() {
     }
     for len in 0..bytes.len() {
         assert!(HostKeyFile::decode(&bytes[..len], cluster(), NodeId(3)).is_err(), "{len} bytes");
+    }
+}
+
+#[test]
+fn signing_keys() {
+    let (seed, public) = (Hash32([0x5c; 32]), HostPublic([0x9b; 32]));
+    for (name, of, other) in [("node", KeyOf::Node, KeyOf::Authority), ("authority", KeyOf::Authority, KeyOf::Node)] {
+        let bytes = SigningKeyFile::encode(of, cluster(), &seed, &public);
+        golden(&format!("{name}-key"), &bytes, &[]);
+        assert_eq!(SigningKeyFile::decode(&bytes, of, cluster()).unwrap(), (seed, public));
+        assert!(SigningKeyFile::decode(&bytes, other, cluster()).is_err());
+        assert!(SigningKeyFile::decode(&bytes, of, ClusterId([1; 16])).is_err());
+        for bit in 0..bytes.len() * 8 {
+            let mut bad = bytes;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(SigningKeyFile::decode(&bad, of, cluster()).is_err(), "bit {bit}");
+        }
+        for len in 0..bytes.len() {
+            assert!(SigningKeyFile::decode(&bytes[..len], of, cluster()).is_err(), "{len} bytes");
+        }
+    }
+}
+
+#[test]
+fn tokens() {
+    let authority = HostPublic([0x9b; 32]);
+    let token = JoinToken { cluster: cluster(), authority, secret: [0x3d; 24], expires_ms: 1_790_000_000_000 };
+    let text = token.text();
+    golden("join-token", text.as_bytes(), &[]);
+    assert_eq!(JoinToken::parse(&format!(" {}\n", text.to_uppercase())).unwrap(), token);
+    assert!(!format!("{token:?}").contains("3d3d"), "secrets are not for logs");
+    for at in 0..text.len() {
+        let mut bad = text.clone().into_bytes();
+        bad[at] = if bad[at] == b'0' { b'1' } else { b'0' };
+        let e = JoinToken::parse(std::str::from_utf8(&bad).unwrap()).unwrap_err();
+        assert!(e.kind == ErrorKind::Invalid && !e.text.contains("3d3d"), "{at}: {e}");
+    }
+    for bad in ["", "00", &text[1..], &format!("{text}00"), &text.replacen('3', "é", 1), &"g".repeat(192)] {
+        assert!(JoinToken::parse(bad).unwrap_err().text.contains("freebs cluster token"), "{bad}");
     }
 }
 

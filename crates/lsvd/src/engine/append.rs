@@ -16,7 +16,7 @@ use crate::shard::unfit;
 use crate::{Durable, MarkChange, Record, Unrepaired};
 use freebs_format::disk::{
     APPEND_DATA_BYTES_MAX, APPEND_HEADS_BYTES_MAX, APPEND_REPAIR, APPEND_REPEATS, AppendHeader, IndexEntry, LiveTable,
-    REPEAT_BYTES_MAX, Repeat, SegmentFooter,
+    LostStretch, REPEAT_BYTES_MAX, Repeat, SegmentFooter,
 };
 use freebs_format::{Frame, FrameHead, crc32c};
 use freebs_io::AlignedBuf;
@@ -299,7 +299,7 @@ impl Core {
     /// Whether what is next may be refused, and how. Who learns, repairs or promises can wait for room; the log must not
     /// end for it. The state at the end of a learned map is not refused: who brought it has gone on from there.
     pub fn may_refuse(&self) -> Option<(Durable, &'static str)> {
-        match self.queue.front() {
+        match self.queue.iter().find(|q| !matches!(q, Queued::Suspect(_))) {
             Some(Queued::Record(Record::Carry { shard, ticket, .. })) => {
                 Some((Durable::NoRoom { shard: *shard, ticket: *ticket }, "what it learns"))
             }
@@ -318,11 +318,19 @@ impl Core {
 
     fn refuse(&mut self) -> Option<Durable> {
         let (done, what) = self.may_refuse()?;
+        self.take_marks_back();
         self.queue.pop_front();
         if let Durable::NoRoom { shard, .. } | Durable::Unrepaired { shard, .. } = &done {
             self.event(crate::EventKind::Space, format!("shard {shard}: no room for {what}"));
         }
         Some(done)
+    }
+
+    /// Marks that were put in front of something that is not appended now come in front of what is next instead.
+    pub fn take_marks_back(&mut self) {
+        while let Some(Queued::Suspect(shard)) = self.queue.pop_front_if(|q| matches!(q, Queued::Suspect(_))) {
+            self.forks.has_to_say(shard);
+        }
     }
 
     /// The device is full.
@@ -416,26 +424,21 @@ impl Core {
     }
 
     /// Losses to forks that were found when the log was replayed are said in a mark in front of all else: the segments that tell of
-    /// them may go.
+    /// them may go, and a start from a checkpoint does not ask them. So is that a fork which may have been flat is one.
     fn tell_lost_to_forks(&mut self) {
         let next = match self.queue.front() {
             Some(Queued::Record(Record::Frame(f) | Record::Repair(f))) => Some(f.head.shard()),
             _ => None,
         };
         let shards = &self.shards;
-        if let Some(parent) = self.forks.take_untold(|p| shards.contains_key(p) || next == Some(*p)) {
-            self.queue.push_front(Queued::Suspect(parent));
-        }
+        let parent = self.forks.take_untold(|p| shards.contains_key(p) || next == Some(*p));
+        let said = parent.into_iter().chain(self.forks.take_unsure());
+        said.for_each(|shard| self.queue.push_front(Queued::Suspect(shard)));
     }
 
     /// In front of the first frame behind a tail that may have lost some goes a mark that says so: from the frame alone
-    /// the next start would take the log for whole (E7). And in front of one that takes the place of what a fork reads (E10);
-    /// and of a parent's mark one of each fork that may have been flat.
+    /// the next start would take the log for whole (E7). And in front of one that takes the place of what a fork reads (E10).
     fn tell_suspect(&mut self) {
-        if let Some(Queued::Record(Record::Mark { shard, .. } | Record::Forget { shard, .. })) = self.queue.front() {
-            let forks = self.forks.take_unsure(*shard);
-            return forks.into_iter().for_each(|fork| self.queue.push_front(Queued::Suspect(fork)));
-        }
         let Some(Queued::Record(Record::Frame(f) | Record::Repair(f))) = self.queue.front() else { return };
         let shard = f.head.shard();
         let is_lost = match self.shards.get_mut(&shard) {
@@ -565,7 +568,7 @@ impl Core {
             data_len: (g.data as u32).into(),
             frames: (ops.len() as u32).into(),
             start: self.geometry.start.0.into(),
-            lost: self.known_lost.into(),
+            lost: self.known_lost.map_or(LostStretch::default(), LostStretch::new),
             heads_crc: 0.into(),
             crc: 0.into(),
         };
@@ -698,8 +701,7 @@ impl OpenSegment {
             index_len: 0.into(),
             next: next.into(),
             index_crc: 0.into(),
-            lost_from: self.lost.map_or(0, |lost| lost.0).into(),
-            lost_to: self.lost.map_or(0, |lost| lost.1).into(),
+            lost: self.lost.in_footer(),
             reserved: [0; 4],
             crc: 0.into(),
         };

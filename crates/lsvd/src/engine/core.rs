@@ -67,8 +67,8 @@ pub(crate) struct Core {
     pub proven: bool,
     /// Highest append known to be lost, while the log is replayed.
     pub damaged: u64,
-    /// Highest append that was found to be lost then. Every append says so: it does not rely on that one.
-    pub known_lost: u64,
+    /// The last appends that were found to be lost together then. Every append says so: it does not rely on them.
+    pub known_lost: Option<(u64, u64)>,
     /// The appends that are lost then, or may be: maps that were learned up to the last one don't count. Where in the log a segment
     /// lay that is lost as a whole is not known, but there is an end to it.
     pub lost: LostAppends,
@@ -104,6 +104,16 @@ pub(crate) struct Core {
 }
 
 impl Core {
+    /// Appends were found to be lost, and it is known now that they were. Those that touch are one stretch.
+    pub fn knows_lost(&mut self, from: u64, to: u64) {
+        let (from, to) = (from.max(1), to.max(1));
+        self.known_lost = Some(match self.known_lost {
+            Some((first, last)) if from <= last + 1 && first <= to + 1 => (first.min(from), last.max(to)),
+            Some(later) if to < later.0 => later,
+            _ => (from, to),
+        });
+    }
+
     pub fn new(geometry: Geometry, segments: u32, options: Options) -> Self {
         let mut segs = Segments::default();
         for _ in 0..segments {
@@ -125,7 +135,7 @@ impl Core {
             opened: Opened::default(),
             proven: true,
             damaged: 0,
-            known_lost: 0,
+            known_lost: None,
             lost: LostAppends::default(),
             replaying: u64::MAX,
             no_growth: false,
@@ -243,9 +253,15 @@ impl Core {
         self.can_grow() && self.may_fill() && !self.may_open()
     }
 
-    /// Takes moves out of the queue that no segment can be opened for. Nothing is lost by it.
+    /// Takes moves out of the queue that no segment can be opened for. Nothing is lost by it. Marks that were put in front of
+    /// them come in front of what is next.
     pub fn drop_moves(&mut self) -> bool {
+        let behind = self.queue.iter().find(|q| !matches!(q, Queued::Suspect(_)));
+        if !matches!(behind, Some(Queued::Job(Job::Move(_)))) {
+            return false;
+        }
         let mut moves = Moves::default();
+        self.take_marks_back();
         while let Some(Queued::Job(Job::Move(m))) = self.queue.pop_front_if(|q| matches!(q, Queued::Job(Job::Move(_))))
         {
             moves.count(&m);
@@ -357,7 +373,7 @@ impl Core {
                 let shard = shards.entry(id).or_insert_with(|| fresh(maps, forks));
                 forks.is_told(id);
                 if body.whole || body.learned_upto > Sequence(0) {
-                    doubted.first().into_iter().for_each(|_| forks.has_lost(id));
+                    doubted.first().into_iter().for_each(|_| forks.has_to_say(id));
                     shard.history.lost_to_forks.add(doubted);
                 }
                 shard.mark(head, &body, at, (self.damaged, lost), segs)
@@ -483,5 +499,45 @@ impl Core {
             s.chunks.recount(|seg, n| out[seg as usize] += n as u64);
         }
         out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Next;
+    use crate::engine::moves::Move;
+    use crate::{Durable, MarkChange, Record};
+    use freebs_types::{ClusterId, DeviceId, StartNumber};
+
+    const FIRST: ShardId = ShardId::new(1, 0);
+    const SECOND: ShardId = ShardId::new(2, 0);
+
+    /// Marks that were put in front of moves, or of what is refused, hold nothing up, and are said later.
+    #[test]
+    fn marks_in_front_of_what_is_dropped_are_said_later() {
+        let geometry = Geometry {
+            cluster: ClusterId([1; 16]),
+            device: DeviceId([2; 16]),
+            start: StartNumber(1),
+            sector: 4096,
+            segment_bytes: 1 << 20,
+            limit_segments: 40,
+        };
+        let mut core = Core::new(geometry, 0, Options::UNBOUNDED);
+        core.queue.push_back(Queued::Suspect(FIRST));
+        assert!(!core.drop_moves() && core.queue.len() == 1, "nothing is dropped where there is no move");
+        core.queue.push_back(Queued::Job(Job::Move(Move { pieces: VecDeque::new(), mends: false })));
+        core.queue.push_back(Queued::Suspect(SECOND));
+        core.queue.push_back(Queued::Record(Record::Mark { shard: SECOND, change: MarkChange::default(), ticket: 7 }));
+        core.cleaning.outstanding = 1;
+        assert!(core.drop_moves());
+        assert!(matches!(core.queue.front(), Some(Queued::Suspect(SECOND))) && core.queue.len() == 2);
+        assert!(matches!(core.may_refuse(), Some((Durable::NoRoom { shard: SECOND, ticket: 7 }, _))));
+        core.no_segment = true;
+        assert!(matches!(core.next(&mut None), Next::Done(Durable::NoRoom { shard: SECOND, ticket: 7 })));
+        assert!(core.queue.is_empty());
+        let said: Vec<_> = std::iter::from_fn(|| core.forks.take_untold(|_| true)).collect();
+        assert_eq!(said, [FIRST, SECOND]);
     }
 }

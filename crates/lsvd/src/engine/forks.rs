@@ -2,6 +2,7 @@
 
 use crate::RuleMutant;
 use crate::engine::core::Core;
+use crate::engine::queue::Queued;
 use crate::shard::Shard;
 use crate::shard::chunks::Run;
 use crate::shard::forks::ForkPoint;
@@ -66,6 +67,12 @@ impl Core {
         };
         let unsure: Vec<ShardId> = self.forks.all().filter_map(unsure).collect();
         unsure.into_iter().for_each(|shard| self.forks.is_unsure(shard));
+    }
+
+    /// True if marks that tell of forks are not in the log yet.
+    pub fn has_to_tell(&self) -> bool {
+        let waits = self.queue.iter().any(|q| matches!(q, Queued::Suspect(_)));
+        waits || self.forks.has_to_tell(|shard| self.shards.contains_key(shard))
     }
 
     fn tell_parent(&mut self, fork: &Fork) {

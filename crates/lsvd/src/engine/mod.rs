@@ -24,6 +24,7 @@ use crate::engine::queue::Queued;
 use crate::log::geometry::{Geometry, OpenSegment};
 use crate::log::guard::Ways;
 use crate::log::join::join_all;
+use crate::log::lost::LostAppends;
 use crate::log::{openings, superblock};
 use crate::{
     CleanOptions, Counters, Durable, Event, EventKind, Expect, FrameName, Listener, OpenReport, Options, Record,
@@ -182,8 +183,7 @@ impl<D: Device> Engine<D> {
             limit_segments: Geometry::limit(sb.size_limit.get(), sb.segment_bytes.get()),
         };
         let how = (options, mutant);
-        let mut core =
-            crate::engine::recover::recover(&device, geometry, how, &mut report, sb.has_checkpoints()).await?;
+        let mut core = crate::engine::recover::recover(&device, geometry, how, &mut report).await?;
         let start = admit(sb.start_number()).await?;
         let sb = superblock::raise(&device, sb, order, start).await?;
         core.geometry.start = start;
@@ -659,7 +659,7 @@ impl<D: Device> Engine<D> {
             first_append: 0,
             last_append: 0,
             last: None,
-            lost: None,
+            lost: LostAppends::default(),
             for_records,
         });
         inner.pool.notify_one();

@@ -50,8 +50,8 @@ struct Survey {
     /// Number of its first append.
     first: Option<u64>,
     footer: Option<SegmentFooter>,
-    /// The append that its first one says is lost.
-    lost: Option<u64>,
+    /// The appends that its first one says are lost.
+    lost: Option<(u64, u64)>,
     /// What is wrong with it; said only if the segment counts.
     wrong: Option<&'static str>,
     /// Its last append, if a manifest says so: it is closed and covered, and none of its bytes was read. Else 0.
@@ -84,20 +84,18 @@ struct Recovery<'a, D> {
     /// The segment that was open. What cleaning moved into its appends lies where it was, too: its live table still names
     /// the segments that were emptied.
     open: Option<u32>,
-    /// By a segment's number: the append that the first one of the segment that was opened next says is lost.
-    said_lost: BTreeMap<u64, u64>,
+    /// By a segment's number: the appends that the first one of the segment that was opened next says are lost.
+    said_lost: BTreeMap<u64, (u64, u64)>,
     /// Lost appends of the segment that is scanned, of which it or the next one says so: that was known while it was open.
-    known: BTreeSet<u64>,
-    /// First and last append that is lost in the segment that was open.
-    lost_in_open: Option<(u64, u64)>,
+    known: LostAppends,
+    /// Appends that are lost in the segment that was open.
+    lost_in_open: LostAppends,
     /// A whole segment is lost: any gap may be damage.
     segment_lost: bool,
     /// A slot of a checkpoint said that appends up to here were durable.
     known_durable: u64,
     /// Where the log goes on as the newest segment says, if it can't be read there: the next segment may have been begun.
     unread: Option<u32>,
-    /// The device has slots of checkpoints.
-    slots: bool,
     /// A mark told of a version that is kept after something was let go of that it may need.
     late: bool,
     /// Revision of the checkpoint whose table took the place of asking all segments; 0 if they were asked.
@@ -122,19 +120,17 @@ pub(crate) async fn recover<D: Device>(
     geometry: Geometry,
     (options, mutant): (Options, Option<RuleMutant>),
     report: &mut OpenReport,
-    checkpoints: bool,
 ) -> Result<Core> {
     // A checkpoint may turn out to be damaged only when one of its pages is needed. Then the log alone is read; and so it
     // is where anything else is damaged, because then the log alone knows what is missed.
     let mut findings = Vec::new();
     let (first, mut known_durable, mut avoid) = (report.clone(), 0, BTreeSet::new());
     let mut ways = VecDeque::from([(From::Checkpoint, true), (From::Log, false)]);
-    ways.drain(..usize::from(!checkpoints));
     let mut hints: Option<Hints> = None;
     while let Some((from, table)) = ways.pop_front() {
         *report = first.clone();
         let mut r = Recovery::new(device, geometry, options, report, from);
-        (r.known_durable, r.slots) = (known_durable, checkpoints);
+        r.known_durable = known_durable;
         r.core.get_mut().segs.mutant = mutant;
         r.core.get_mut().maps.avoid = std::mem::take(&mut avoid);
         r.core.get_mut().hints = hints.clone().unwrap_or_default();
@@ -167,10 +163,8 @@ pub(crate) async fn recover<D: Device>(
             ways.push_front((from, table));
             continue;
         }
-        if checkpoints {
-            core.maps.durable = known_durable;
-            core.maps.stale = [0, 1].map(|i| core.maps.kept[i].is_none());
-        }
+        core.maps.durable = known_durable;
+        core.maps.stale = [0, 1].map(|i| core.maps.kept[i].is_none());
         findings.retain(|f| !report.damage.contains(f));
         report.damage.append(&mut findings);
         return Ok(core);
@@ -178,20 +172,19 @@ pub(crate) async fn recover<D: Device>(
     Err(Error::bug("the log alone needs no page of the map"))
 }
 
-/// The state in memory, from the log alone, and from what slots of checkpoints say of its end if the device has slots.
+/// The state in memory, from the log alone, and from what slots of checkpoints say of its end.
 /// Nothing is written.
 pub(crate) async fn recover_in_memory<D: Device>(
     device: &D,
     geometry: Geometry,
     report: &mut OpenReport,
-    (indexes, slots): (bool, bool),
+    indexes: bool,
 ) -> Result<Core> {
     let from = if indexes { From::Memory } else { From::Appends };
     let (first, mut hints) = (report.clone(), None);
     loop {
         *report = first.clone();
         let mut r = Recovery::new(device, geometry, Options::UNBOUNDED, report, from);
-        r.slots = slots;
         r.core.get_mut().hints = hints.clone().unwrap_or_default();
         r.all(false).await?;
         let late = r.late;
@@ -219,12 +212,11 @@ impl<'a, D: Device> Recovery<'a, D> {
             covered_rest: 0,
             open: None,
             said_lost: BTreeMap::new(),
-            known: BTreeSet::new(),
-            lost_in_open: None,
+            known: LostAppends::default(),
+            lost_in_open: LostAppends::default(),
             segment_lost: false,
             known_durable: 0,
             unread: None,
-            slots: false,
             late: false,
             table_of: 0,
         }
@@ -374,10 +366,8 @@ impl<D: Device> Recovery<'_, D> {
     /// The words of the slots on the end of the log, where none of their checkpoints is begun with: a tool that reads the
     /// log alone has to miss the same as a start.
     async fn ask_slots(&mut self) {
-        if self.slots {
-            let said = self.io().said_durable().await;
-            self.known_durable = said.into_iter().fold(self.known_durable, u64::max);
-        }
+        let said = self.io().said_durable().await;
+        self.known_durable = said.into_iter().fold(self.known_durable, u64::max);
     }
 
     /// Whether nothing up to an append is news.
@@ -589,31 +579,27 @@ impl<D: Device> Recovery<'_, D> {
             self.ends_with(s, s.covered);
             return Ok(());
         }
-        let last = |f: &SegmentFooter| f.last_append.get().max(f.lost_to.get());
-        if let Some(f) = s.footer.filter(|f| self.is_covered(last(f))) {
-            self.core.get_mut().segs.get_mut(s.id).appends = (f.first_append.get(), last(&f));
-            self.ends_with(s, last(&f));
+        if let Some(f) = s.footer.filter(|f| self.is_covered(f.last())) {
+            self.core.get_mut().segs.get_mut(s.id).appends = (f.first_append.get(), f.last());
+            self.ends_with(s, f.last());
             return Ok(());
         }
         if let Some(f) = s.footer {
             match self.index(s.id, &f).await {
                 Some(entries) => {
                     self.begins_with(s, f.first_append.get());
-                    let mut lost = (f.lost_to.get() > 0).then(|| (f.lost_from.get(), f.lost_to.get()));
-                    // Of the first ones that are lost together the last one is named.
-                    let mut first = f.first_append.get();
+                    let mut lost = f.lost().peekable();
                     for e in &entries {
-                        if let Some((from, to)) = lost.take_if(|lost| e.append > lost.0) {
-                            self.note_lost(s.id, 0, (first.min(from), to), false);
+                        while let Some(stretch) = lost.next_if(|(from, _)| e.append > *from) {
+                            self.misses(s.id, 0, stretch);
                         }
-                        first = e.append + 1;
                         self.apply(s.id, e).await?;
                     }
-                    if let Some((from, to)) = lost {
-                        self.note_lost(s.id, 0, (first.min(from), to), false);
-                    }
-                    self.core.get_mut().segs.get_mut(s.id).appends = (f.first_append.get(), last(&f));
-                    self.ends_with(s, last(&f));
+                    lost.for_each(|stretch| self.misses(s.id, 0, stretch));
+                    // The last place may have several, and what lies between them is not known to be lost.
+                    f.known_lost().for_each(|(from, to)| self.core.get_mut().knows_lost(from, to));
+                    self.core.get_mut().segs.get_mut(s.id).appends = (f.first_append.get(), f.last());
+                    self.ends_with(s, f.last());
                     return Ok(());
                 }
                 None => self.finding(s.id, f.index_at.get(), "the segment's index does not match its checksum"),
@@ -628,7 +614,7 @@ impl<D: Device> Recovery<'_, D> {
         let end = match (s.footer, self.next_firsts.get(&s.seq)) {
             (Some(f), _) => {
                 found.end_with(f.last_append.get());
-                Some(last(&f))
+                Some(f.last())
             }
             (None, Some(next)) => found.end_before(*next),
             (None, None) => None,
@@ -697,16 +683,18 @@ impl<D: Device> Recovery<'_, D> {
                 copies: (0, crc32c(&[])),
                 table: bits,
             }),
-            lost: self.lost_in_open,
+            lost: self.lost_in_open.clone(),
             for_records: false,
         });
         Ok(())
     }
 
     async fn scanned(&mut self, s: Survey, found: &Scan) -> Result<()> {
-        self.known = found.appends.iter().map(|a| a.header.lost.get()).collect();
-        self.known.extend(self.said_lost.get(&s.seq));
-        self.known.extend(s.footer.iter().flat_map(|f| [f.lost_from.get(), f.lost_to.get()]));
+        self.known = LostAppends::default();
+        let said = found.appends.iter().filter_map(|a| a.header.lost.appends());
+        let said = said.chain(self.said_lost.get(&s.seq).copied());
+        let said = said.chain(s.footer.iter().flat_map(SegmentFooter::known_lost));
+        said.for_each(|(from, to)| self.known.add(from, to));
         let mut missing = found.missing.iter().peekable();
         for (i, a) in found.appends.iter().enumerate() {
             while let Some((number, at)) = missing.next_if(|(n, _)| *n < a.number()) {
@@ -749,33 +737,38 @@ impl<D: Device> Recovery<'_, D> {
     fn lost(&mut self, id: u32, at: u32, (first, number): (u64, u64)) {
         let open = self.open == Some(id);
         if open {
-            let (from, to) = self.lost_in_open.unwrap_or((number, number));
-            self.lost_in_open = Some((from.min(number), to.max(number)));
+            self.lost_in_open.add(first.min(number), number);
         }
-        self.note_lost(id, at, (first, number), !open && !self.known.contains(&number));
+        // One beside those that were known may have been lost since.
+        self.note_lost(id, at, (first, number), !open && !self.known.has_all(first.min(number), number));
     }
 
     /// Notes that copies in an append are lost: it is known but for what cleaning wrote there. If its segment was open,
     /// or that was known while it was, then the segments that were copied from are there. From now on each append says
     /// that it does not rely on this one.
     fn copies_lost(&mut self, id: u32, at: u32, number: u64) {
-        if self.open == Some(id) || self.known.contains(&number) {
-            let core = self.core.get_mut();
-            core.known_lost = core.known_lost.max(number);
+        if self.open == Some(id) || self.known.has_all(number, number) {
+            self.core.get_mut().knows_lost(number, number);
         } else {
             self.note_lost(id, at, (number, number), true);
         }
     }
 
-    /// Notes that appends from one up to `number` are lost. If a segment was opened since by somebody who did not know, then what
-    /// cleaning had moved into them may lie nowhere else.
-    fn note_lost(&mut self, id: u32, at: u32, (first, number): (u64, u64), relied_on: bool) {
+    /// Notes that appends from one up to `number` are missed.
+    fn misses(&mut self, id: u32, at: u32, (first, number): (u64, u64)) {
         self.finding(id, at, format!("append {number} can't be read, or only in part"));
         let core = self.core.get_mut();
         core.damaged = core.damaged.max(number);
         core.lost.add(first.min(number), number);
+    }
+
+    /// Notes that appends from one up to `number` are lost. If a segment was opened since by somebody who did not know, then what
+    /// cleaning had moved into them may lie nowhere else.
+    fn note_lost(&mut self, id: u32, at: u32, (first, number): (u64, u64), relied_on: bool) {
+        self.misses(id, at, (first, number));
+        let core = self.core.get_mut();
         if number < LOG_NUMBER_END {
-            core.known_lost = core.known_lost.max(number);
+            core.knows_lost(first.min(number), number);
         }
         if relied_on {
             core.shards.values_mut().for_each(Shard::lost_append);
@@ -788,7 +781,7 @@ impl<D: Device> Recovery<'_, D> {
             && number > last + 1
         {
             // That it was not there may be known to the segment's first append.
-            let known = s.lost == Some(number - 1);
+            let known = s.lost.is_some_and(|(from, to)| from <= last + 1 && to == number - 1);
             self.note_lost(s.id, 0, (last + 1, number - 1), !known);
         }
     }
@@ -925,7 +918,7 @@ async fn survey<D: Device>(device: &D, geometry: Geometry, id: u32, look: Look) 
     // What begins the segment may be of its use before.
     let header = header.filter(|h| inside.is_none_or(|(seq, _)| h.segment_seq.get() >= seq));
     let first_of = |seq: u64| header.as_ref().filter(|h| h.segment_seq.get() == seq).map(|h| h.number.get());
-    let lost_of = |seq: u64| header.as_ref().filter(|h| h.segment_seq.get() == seq).map(|h| h.lost.get());
+    let lost_of = |seq: u64| header.as_ref().filter(|h| h.segment_seq.get() == seq).and_then(|h| h.lost.appends());
     let known = header.as_ref().map(|h| (h.segment_seq.get(), h.seq_before())).or(inside);
     match (known, footer) {
         (None, None) => None,

@@ -1,5 +1,6 @@
 //! Identity and measures of a device, and its open segment.
 
+use crate::log::lost::LostAppends;
 use bytes::BytesMut;
 use freebs_format::disk::{SEGMENTS_AT, SEGMENTS_MAX, SegmentFooter};
 use freebs_types::{ClusterId, DeviceId, StartNumber};
@@ -62,8 +63,8 @@ pub(crate) struct OpenSegment {
     pub last_append: u64,
     /// The append that the next one repeats; `None` in front of the first one, and if it is not known.
     pub last: Option<LastAppend>,
-    /// First and last append of which something is lost for good.
-    pub lost: Option<(u64, u64)>,
+    /// Appends of which something is lost for good.
+    pub lost: LostAppends,
     /// It was opened for records that had waited for it: they get into it, however few are free by that.
     pub for_records: bool,
 }
@@ -71,7 +72,7 @@ pub(crate) struct OpenSegment {
 impl OpenSegment {
     /// Its first append and its last one, also if that is lost.
     pub fn appends(&self) -> (u64, u64) {
-        (self.first_append, self.last_append.max(self.lost.map_or(0, |lost| lost.1)))
+        (self.first_append, self.last_append.max(self.lost.last()))
     }
 }
 

@@ -1,8 +1,9 @@
-//! The appends that are lost, or may be, as far as a log was replayed: stretches of numbers that don't touch.
+//! Appends that are lost, or may be: stretches of numbers that don't touch.
 
+use freebs_format::disk::{LOST_STRETCHES_MAX, LostStretch};
 use std::collections::BTreeMap;
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct LostAppends(BTreeMap<u64, u64>);
 
 impl LostAppends {
@@ -22,6 +23,22 @@ impl LostAppends {
     /// True if one from an append up to another may be lost.
     pub fn has_any(&self, from: u64, to: u64) -> bool {
         from <= to && self.last_up_to(to).is_some_and(|(_, last)| last >= from)
+    }
+
+    /// True if all from an append up to another are among them.
+    pub fn has_all(&self, from: u64, to: u64) -> bool {
+        self.last_up_to(from).is_some_and(|(_, last)| last >= to)
+    }
+
+    /// The stretches as a footer names them: if they are too many, the last one is the last ones and what lies between them.
+    pub fn in_footer(&self) -> [LostStretch; LOST_STRETCHES_MAX] {
+        let mut out = [LostStretch::default(); LOST_STRETCHES_MAX];
+        let mut all = self.0.iter().map(|(from, to)| (*from, *to));
+        out.iter_mut().zip(&mut all).for_each(|(out, stretch)| *out = LostStretch::new(stretch));
+        if let Some((_, to)) = all.next_back() {
+            out[LOST_STRETCHES_MAX - 1].to = to.into();
+        }
+        out
     }
 
     pub fn is_empty(&self) -> bool {
@@ -57,6 +74,9 @@ mod tests {
                 for to in 0..64 {
                     let want = from <= to && plain[from..=to].contains(&true);
                     assert_eq!(all.has_any(from as u64, to as u64), want, "seed {seed}, {from} to {to}: {all:?}");
+                    let want = from <= to && !plain[from..=to].contains(&false);
+                    let has = from <= to && all.has_all(from as u64, to as u64);
+                    assert_eq!(has, want, "seed {seed}, all of {from} to {to}: {all:?}");
                 }
             }
             let stretches: Vec<_> = all.0.into_iter().collect();
@@ -66,5 +86,20 @@ mod tests {
         all.add(7, u64::MAX);
         all.add(0, 3);
         assert!(all.has_any(u64::MAX, u64::MAX) && !all.has_any(4, 6) && all.last() == u64::MAX);
+    }
+
+    #[test]
+    fn a_footer_names_as_many_as_it_can() {
+        for count in 0..=2 * LOST_STRETCHES_MAX as u64 {
+            let mut all = LostAppends::default();
+            (0..count).for_each(|n| all.add(10 * n + 1, 10 * n + 3));
+            let named: Vec<_> = all.in_footer().iter().filter_map(LostStretch::appends).collect();
+            let mut want: Vec<_> = (0..count).map(|n| (10 * n + 1, 10 * n + 3)).collect();
+            if let Some((_, to)) = want.get(LOST_STRETCHES_MAX..).and_then(|more| more.last()).copied() {
+                want.truncate(LOST_STRETCHES_MAX);
+                want[LOST_STRETCHES_MAX - 1].1 = to;
+            }
+            assert_eq!(named, want, "{count}");
+        }
     }
 }

@@ -5,8 +5,7 @@
 
 use crate::{Expect, Finding, Shape};
 use freebs_format::disk::{
-    DISK_VERSION, FEATURE_CHECKPOINTS, FEATURE_REPEATS, SEGMENTS_AT, SUPERBLOCK_AT, SUPERBLOCK_BYTES, SUPERBLOCK_MAGIC,
-    SegmentFooter, Superblock,
+    DISK_VERSION, SEGMENTS_AT, SUPERBLOCK_AT, SUPERBLOCK_BYTES, SUPERBLOCK_MAGIC, SegmentFooter, Superblock,
 };
 use freebs_io::{AlignedBuf, Device, Durability};
 use freebs_types::{Error, ErrorKind, Result, StartNumber, limits};
@@ -50,7 +49,7 @@ pub(crate) async fn create<D: Device>(device: &D, shape: &Shape) -> Result<()> {
         magic: SUPERBLOCK_MAGIC,
         version: DISK_VERSION.into(),
         length: (size_of::<Superblock>() as u16).into(),
-        features: (FEATURE_CHECKPOINTS | FEATURE_REPEATS).into(),
+        features: 0.into(),
         sector: (device.sector() as u32).into(),
         cluster: shape.cluster.0,
         device: shape.device.0,
@@ -156,7 +155,6 @@ pub(crate) async fn raise<D: Device>(
     }
     sb.revision = (sb.revision.get() + 1).into();
     sb.start = start.0.into();
-    sb.features = (sb.features.get() | FEATURE_CHECKPOINTS | FEATURE_REPEATS).into();
     for at in order {
         write(device, at, sb).await?;
     }

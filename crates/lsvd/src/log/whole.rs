@@ -6,6 +6,7 @@
 
 use crate::api::report::{Damage, DamageKind};
 use crate::log::geometry::Geometry;
+use crate::log::lost::LostAppends;
 use crate::log::scan::{Scan, Window, data_crcs, read_index, repeat_behind, scan_with};
 use bytes::Bytes;
 use freebs_format::disk::{IndexEntry, SegmentFooter};
@@ -47,8 +48,8 @@ pub(crate) struct SegmentCheck {
     pub last: u64,
     /// Byte behind the last append.
     pub end: u32,
-    /// First and last append that were lost when the segment was closed.
-    pub lost: Option<(u64, u64)>,
+    /// Appends that were lost when the segment was closed.
+    pub lost: LostAppends,
     pub table: Option<freebs_format::disk::LiveTable>,
     /// All appends are here from the first to the last one of the segment, and match their checksums.
     pub whole: bool,
@@ -117,8 +118,7 @@ pub(crate) async fn check<D: Device>(w: &mut Window<'_, D>, g: &Geometry, known:
         None => None,
     };
     (out.closed, out.indexed) = (footer.is_some(), index.is_some());
-    let lost = footer.as_ref().map(|f| (f.lost_from.get(), f.lost_to.get()));
-    out.lost = lost.filter(|(_, to)| *to > 0);
+    footer.iter().flat_map(SegmentFooter::lost).for_each(|(from, to)| out.lost.add(from, to));
     out.before = footer.as_ref().map_or(known.seq.saturating_sub(1), SegmentFooter::seq_before);
     let limit = footer.map_or(g.segment_bytes as u32, |f| f.index_at.get());
     let mut looker = Looker::default();

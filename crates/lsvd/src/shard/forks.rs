@@ -64,9 +64,10 @@ pub(crate) struct Forks {
     /// Versions that are lost to forks of parents that are not here: their first frames are on the way to the log.
     lost: BTreeMap<ShardId, LostVersions>,
     /// Those that may have been flat: behind their last mark something of the log is lost. They say that they are forks in front of
-    /// whatever takes the place of what their parents have.
+    /// all else, and so of whatever takes the place of what their parents have.
     unsure: BTreeSet<ShardId>,
-    /// Parents of which versions are taken for lost to forks that may have been flat, and no mark says so yet.
+    /// Shards that have to say something in a mark: parents of which versions are taken for lost to forks that may have been flat,
+    /// and those whose marks found no room.
     untold: BTreeSet<ShardId>,
 }
 
@@ -166,12 +167,12 @@ impl Forks {
         }
     }
 
-    /// The same of one that is here: it has to say so.
-    pub fn has_lost(&mut self, parent: ShardId) {
-        self.untold.insert(parent);
+    /// A shard that is here has to say what it is, and what is lost to forks of it.
+    pub fn has_to_say(&mut self, shard: ShardId) {
+        self.untold.insert(shard);
     }
 
-    /// A parent that has to say what is lost to its forks: one that is here, or whose frame is next. It is taken to have said it.
+    /// A shard that has to say something: one that is here, or whose frame is next. It is taken to have said it.
     pub fn take_untold(&mut self, is_next: impl Fn(&ShardId) -> bool) -> Option<ShardId> {
         self.untold.extract_if(.., |parent| is_next(parent)).next()
     }
@@ -180,10 +181,15 @@ impl Forks {
         self.unsure.insert(shard);
     }
 
-    /// The forks of a parent that have to say that they are; they are taken to have said it.
-    pub fn take_unsure(&mut self, parent: ShardId) -> Vec<ShardId> {
+    /// The next fork that has to say that it is one; it is taken to have said it.
+    pub fn take_unsure(&mut self) -> Option<ShardId> {
         let all = &self.all;
-        self.unsure.extract_if(.., |s| all.get(s).is_some_and(|f| f.parent == parent)).collect()
+        self.unsure.extract_if(.., |shard| all.contains_key(shard)).next()
+    }
+
+    /// True if a fork, or a parent that is here, has something to say.
+    pub fn has_to_tell(&self, is_here: impl Fn(&ShardId) -> bool) -> bool {
+        self.untold.iter().any(is_here) || self.unsure.iter().any(|shard| self.all.contains_key(shard))
     }
 
     /// The parent says so itself from now on.

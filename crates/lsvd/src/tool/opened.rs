@@ -32,12 +32,10 @@ const GUESS_APPENDS: usize = 256;
 /// A device and its log.
 pub(super) struct Opened {
     pub geometry: Geometry,
-    /// True if there may be checkpoints, and slots that name them.
-    checkpoints: bool,
     pub info: DeviceInfo,
 }
 
-/// Reads both copies of the superblock. `NotFound` if there is no log here, `Invalid` if it is of a newer format,
+/// Reads both copies of the superblock. `NotFound` if there is no log here, `Invalid` if it is of another format,
 /// `Corrupt` if both copies are lost and too little is left to go on without.
 pub(super) async fn open<D: Device>(device: &D) -> Result<Opened> {
     let mut copies = Vec::new();
@@ -91,7 +89,7 @@ fn known<D: Device>(device: &D, sb: &Superblock, copies: Vec<CopyInfo>) -> Opene
         size_limit: sb.size_limit.get(),
         ..guessed(device, geometry, copies).info
     };
-    Opened { geometry, checkpoints: sb.has_checkpoints(), info: DeviceInfo { guessed: false, ..info } }
+    Opened { geometry, info: DeviceInfo { guessed: false, ..info } }
 }
 
 fn guessed<D: Device>(device: &D, geometry: Geometry, copies: Vec<CopyInfo>) -> Opened {
@@ -114,15 +112,12 @@ fn guessed<D: Device>(device: &D, geometry: Geometry, copies: Vec<CopyInfo>) -> 
         torn_bytes: 0,
         live_bytes: 0,
     };
-    Opened { geometry, checkpoints: true, info }
+    Opened { geometry, info }
 }
 
 impl Opened {
     /// Every page of every checkpoint, read and checked.
     pub async fn audit<D: Device>(&self, device: &D) -> Audit {
-        if !self.checkpoints {
-            return Audit::default();
-        }
         let core = Core::new(self.geometry, segments_of(device, self.geometry), Options::UNBOUNDED);
         Io { device, core: &RefCell::new(core), alone: true }.audit().await
     }
@@ -133,7 +128,7 @@ impl Opened {
         if device.len() < SEGMENTS_AT {
             return Err(Error::corrupt(format!("the device is cut short: only {} bytes of it are left", device.len())));
         }
-        let core = recover_in_memory(device, self.geometry, &mut report, (indexes, self.checkpoints)).await?;
+        let core = recover_in_memory(device, self.geometry, &mut report, indexes).await?;
         self.info.used_segments = core.segs.used_count;
         self.info.torn_bytes = report.torn_bytes;
         self.info.live_bytes = core.segs.live_blocks * BLOCK as u64;

@@ -130,7 +130,7 @@ fn open_segment(id: u32, seq: u64, found: &SegmentCheck) -> OpenSegment {
         first_append: found.first,
         last_append: found.last,
         last: None,
-        lost: found.lost,
+        lost: found.lost.clone(),
         for_records: false,
     }
 }

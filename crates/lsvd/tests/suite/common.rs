@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use bytes::Bytes;
+use freebs_format::disk::{AppendHeader, SegmentFooter};
 use freebs_format::{
     AttachBody, Extent, ExtentKind, Frame, FrameBuilder, FrameKind, FrameMeta, Member, Pin, PinUpdate, UpdateDraft,
     UpdateKind, ViewBody, ViewSecret, block_crc, hide,
@@ -19,6 +20,9 @@ use std::rc::Rc;
 
 pub const CLUSTER: ClusterId = ClusterId([7; 16]);
 pub const SEGMENT: u64 = 1 << 20;
+/// Bytes of an append's header, and of a segment's footer.
+pub const HEADER: usize = size_of::<AppendHeader>();
+pub const FOOTER: usize = size_of::<SegmentFooter>();
 
 /// The pin of a version: each has a snapshot of its own.
 pub fn pin(version: u64) -> Pin {

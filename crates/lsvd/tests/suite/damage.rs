@@ -14,7 +14,7 @@ use std::rc::Rc;
 use zerocopy::IntoBytes;
 
 pub const BLOCKS: u32 = 120;
-const SHARDS: u64 = 3;
+pub const SHARDS: u64 = 3;
 pub const FIRST: usize = 1 << 20;
 
 /// A device with history, and what is on it.
@@ -70,16 +70,16 @@ pub async fn image_with(seed: u64, steps: u64, cleaning: bool) -> Image {
 }
 
 #[derive(Default, Debug)]
-struct Outcome {
+pub struct Outcome {
     refused: u32,
     reported: u32,
-    on_read: u32,
+    pub on_read: u32,
     on_frames: u32,
     unseen: u32,
 }
 
 /// Opens a changed image and looks at everything. No answer may be wrong.
-async fn look(image: &Image, bytes: &[u8], what: &str, out: &mut Outcome) {
+pub async fn look(image: &Image, bytes: &[u8], what: &str, out: &mut Outcome) {
     let rig = match Rig::open(load(bytes)).await {
         Ok(rig) => rig,
         Err(e) => {
@@ -149,7 +149,7 @@ pub fn places(bytes: &[u8]) -> Vec<(&'static str, usize, usize)> {
         let base = FIRST + s * SEGMENT as usize;
         let seg = &bytes[base..base + SEGMENT as usize];
         let word = |at: usize| u32::from_le_bytes(seg[at..at + 4].try_into().unwrap()) as usize;
-        let closed = &seg[SEGMENT as usize - 96..][..4] == b"FBIX";
+        let closed = &seg[SEGMENT as usize - FOOTER..][..4] == b"FBIX";
         let mut at = 0;
         while &seg[at..at + 4] == b"FBAP" {
             // Header fields by their offsets: heads_len 56, extra_len 60, data_len 64.
@@ -161,12 +161,16 @@ pub fn places(bytes: &[u8]) -> Vec<(&'static str, usize, usize)> {
                 false if last => "last append header",
                 false => "append header of open",
             };
-            out.push((kind, base + at, 96));
+            out.push((kind, base + at, HEADER));
             if at == 0 {
-                out.push(("live table", base + at + 96, extra));
+                out.push(("live table", base + at + HEADER, extra));
             }
-            if heads > 96 + extra {
-                out.push((if closed { "head" } else { "head of open" }, base + at + 96 + extra, heads - 96 - extra));
+            if heads > HEADER + extra {
+                out.push((
+                    if closed { "head" } else { "head of open" },
+                    base + at + HEADER + extra,
+                    heads - HEADER - extra,
+                ));
             }
             if data > 0 {
                 out.push((if closed { "data" } else { "data of open" }, base + at + front, data));
@@ -174,10 +178,10 @@ pub fn places(bytes: &[u8]) -> Vec<(&'static str, usize, usize)> {
             at += front + data;
         }
         if closed {
-            let footer = SEGMENT as usize - 96;
+            let footer = SEGMENT as usize - FOOTER;
             let (index_at, index_len) = (word(footer + 56), word(footer + 60));
             out.push(("index", base + index_at, index_len));
-            out.push(("footer", base + footer, 96));
+            out.push(("footer", base + footer, FOOTER));
         }
     }
     out
@@ -297,7 +301,7 @@ fn a_lost_stretch_is_found_or_harmless() {
             let places = places(&image.bytes);
             let starts = (FIRST..image.bytes.len()).step_by(SEGMENT as usize);
             let number =
-                |at: &usize| AppendHeader::decode(&image.bytes[*at..at + 96]).map_or(0, |h| h.segment_seq.get());
+                |at: &usize| AppendHeader::decode(&image.bytes[*at..at + HEADER]).map_or(0, |h| h.segment_seq.get());
             let newest = starts.max_by_key(number).unwrap();
             let older = |at: usize| !(newest..newest + SEGMENT as usize).contains(&at);
             let places: Vec<_> =

@@ -18,7 +18,7 @@ async fn appends(device: &CrashDevice) -> Vec<(u64, AppendHeader)> {
     let bytes = device.read(0, device.len() as usize).await.unwrap();
     let places = (SEGMENTS_AT as usize..bytes.len()).step_by(512);
     let found = places.filter(|at| bytes[*at..].starts_with(&APPEND_MAGIC));
-    let found = found.filter_map(|at| Some((at as u64, AppendHeader::decode(&bytes[at..at + 96]).ok()?)));
+    let found = found.filter_map(|at| Some((at as u64, AppendHeader::decode(&bytes[at..at + HEADER]).ok()?)));
     let mut found: Vec<_> = found.collect();
     found.sort_by_key(|(_, h)| h.number.get());
     found

@@ -14,21 +14,21 @@ use freebs_lsvd::{Durable, KeptState, Learned, MarkChange, Options, Record, fork
 use freebs_types::{BlockRange, ErrorKind, Fork, Lba, Sequence, ShardId, Version, ViewNumber};
 use std::collections::BTreeMap;
 
-const A: ShardId = ShardId::new(1, 0);
-const C: ShardId = ShardId::new(2, 0);
+pub const A: ShardId = ShardId::new(1, 0);
+pub const C: ShardId = ShardId::new(2, 0);
 const D: ShardId = ShardId::new(3, 0);
-const OTHER: ShardId = ShardId::new(4, 0);
-const BLOCKS: u32 = 4;
+pub const OTHER: ShardId = ShardId::new(4, 0);
+pub const BLOCKS: u32 = 4;
 
 /// A log in which each record has an append of its own.
-struct Log {
-    device: CrashDevice,
-    options: Options,
-    rig: Rig,
+pub struct Log {
+    pub device: CrashDevice,
+    pub options: Options,
+    pub rig: Rig,
 }
 
 /// The appends on a device that their headers tell of, by number: where, and which lengths.
-fn appends(bytes: &[u8]) -> BTreeMap<u64, (usize, AppendHeader)> {
+pub fn appends(bytes: &[u8]) -> BTreeMap<u64, (usize, AppendHeader)> {
     let mut out: BTreeMap<u64, (usize, AppendHeader)> = BTreeMap::new();
     for at in (FIRST..bytes.len() - 512).step_by(512).filter(|at| &bytes[*at..at + 4] == b"FBAP") {
         let Ok(h) = AppendHeader::decode(&bytes[at..at + size_of::<AppendHeader>()]) else { continue };
@@ -43,7 +43,7 @@ fn appends(bytes: &[u8]) -> BTreeMap<u64, (usize, AppendHeader)> {
 }
 
 impl Log {
-    async fn new(options: Options) -> Self {
+    pub async fn new(options: Options) -> Self {
         let device = crash_device(LIMIT, 5);
         create_log(device.clone(), &shape(SEGMENTS)).await.unwrap();
         let rig = open(&device, options).await;
@@ -51,13 +51,13 @@ impl Log {
     }
 
     /// Gives back the number of its append.
-    async fn put(&self, record: Record) -> u64 {
+    pub async fn put(&self, record: Record) -> u64 {
         self.rig.append(record);
         self.rig.settle().await;
         *appends(&bytes_of(&self.device).await).last_key_value().unwrap().0
     }
 
-    async fn frame(&self, frame: Frame) -> u64 {
+    pub async fn frame(&self, frame: Frame) -> u64 {
         self.put(Record::Frame(frame)).await
     }
 
@@ -66,12 +66,12 @@ impl Log {
     }
 
     /// The append that a mark is in.
-    async fn mark(&self, shard: ShardId, change: MarkChange) -> u64 {
+    pub async fn mark(&self, shard: ShardId, change: MarkChange) -> u64 {
         self.put(Record::Mark { shard, change, ticket: 5 }).await
     }
 
     /// Pins the last version of a chain, and makes a fork there.
-    async fn fork(&self, parent: &mut Chain, shard: ShardId) -> (Chain, Fork) {
+    pub async fn fork(&self, parent: &mut Chain, shard: ShardId) -> (Chain, Fork) {
         self.frame(parent.pins(&[(UpdateKind::Snapshot, 0)])).await;
         self.rig.engine.committed(parent.shard, Sequence(parent.sequence));
         let fork = Fork {
@@ -100,26 +100,26 @@ impl Log {
         self.commit(parent);
     }
 
-    fn commit(&self, chain: &mut Chain) {
+    pub fn commit(&self, chain: &mut Chain) {
         chain.committed = chain.sequence;
         self.rig.engine.committed(chain.shard, Sequence(chain.sequence));
     }
 
     /// The blocks that a fork reads from its parents go into its own log. Gives back the append of it.
-    async fn bring(&self, shard: ShardId) -> u64 {
+    pub async fn bring(&self, shard: ShardId) -> u64 {
         let (body, data, next) = self.rig.engine.inherited_entries(shard, Lba(0), 1 << 20).await.unwrap();
         assert!(next.is_none() && !body.entries.is_empty());
         self.put(Record::Carry { shard, body, data, ticket: 6 }).await
     }
 
-    async fn again(self) -> Self {
+    pub async fn again(self) -> Self {
         self.rig.stop().await;
         let rig = open(&self.device, self.options).await;
         Self { rig, ..self }
     }
 
     /// It starts after a power cut, and the heads of these appends are gone, and the checkpoints.
-    async fn without(self, lost: &[u64]) -> Self {
+    pub async fn without(self, lost: &[u64]) -> Self {
         self.rig.kill();
         for _ in 0..10 {
             tokio::task::yield_now().await;
@@ -131,7 +131,7 @@ impl Log {
             let (at, h) = all[number];
             let (next, behind) = all[&(number + 1)];
             assert_eq!(h.segment_seq, behind.segment_seq, "the segment is open");
-            let (front, len) = (96 + h.extra_len.get() as usize, h.heads_len.get() as usize);
+            let (front, len) = (HEADER + h.extra_len.get() as usize, h.heads_len.get() as usize);
             bytes[at + front] ^= 1;
             bytes[at + front + (len - front) / 2] ^= 1;
             bytes[next..next + 512].fill(0);
@@ -143,12 +143,12 @@ impl Log {
     }
 }
 
-fn flat() -> MarkChange {
+pub fn flat() -> MarkChange {
     MarkChange { flat: true, ..MarkChange::default() }
 }
 
 /// A parent with a block that only its fork reads as it was; and what the fork reads.
-async fn parent_and_fork(log: &Log) -> (Chain, Chain, Fork, Model) {
+pub async fn parent_and_fork(log: &Log) -> (Chain, Chain, Fork, Model) {
     let mut a = Chain::new(A);
     log.frame(a.frame(&[data(0, 100)])).await;
     log.frame(a.frame(&[data(1, 200)])).await;
@@ -161,7 +161,7 @@ async fn parent_and_fork(log: &Log) -> (Chain, Chain, Fork, Model) {
 }
 
 /// Frames that have nothing to do with a fork, each in an append of its own. Gives back the last append.
-async fn others(log: &Log, other: &mut Chain, count: u32) -> u64 {
+pub async fn others(log: &Log, other: &mut Chain, count: u32) -> u64 {
     let mut last = 0;
     for n in 0..count {
         last = log.frame(other.frame(&[data(n % BLOCKS, 7)])).await;
@@ -170,7 +170,7 @@ async fn others(log: &Log, other: &mut Chain, count: u32) -> u64 {
 }
 
 /// The fork misses what it was made flat by, or has all of it, at each start from the log alone, and from a checkpoint.
-async fn keeps_to_that(mut log: Log, other: &mut Chain, lost_upto: Option<Sequence>, model: &Model) {
+pub async fn keeps_to_that(mut log: Log, other: &mut Chain, lost_upto: Option<Sequence>, model: &Model) {
     let holes: Vec<_> = lost_upto.map(|upto| (Sequence(1), upto)).into_iter().collect();
     for start in 0..4 {
         let state = log.rig.engine.state(C).unwrap();
@@ -609,7 +609,7 @@ async fn flat_before_a_loss(options: Options, is_in_next: bool) {
 }
 
 /// Some blocks are written, with no regard to what was in them.
-async fn fill(log: &Log, chain: &mut Chain, blocks: u32) {
+pub async fn fill(log: &Log, chain: &mut Chain, blocks: u32) {
     let op = Op { extents: vec![(ExtentKind::Data, 0, blocks)], fill: 9 << 32 };
     log.rig.append(Record::Frame(chain.frame(&[op])));
     log.rig.settle().await;
@@ -618,7 +618,7 @@ async fn fill(log: &Log, chain: &mut Chain, blocks: u32) {
 }
 
 /// True if the segment with an append is the one that the last append is in.
-async fn is_open_at(log: &Log, number: u64) -> bool {
+pub async fn is_open_at(log: &Log, number: u64) -> bool {
     let all = appends(&bytes_of(&log.device).await);
     all[&number].1.segment_seq == all.last_key_value().unwrap().1.1.segment_seq
 }

@@ -2,11 +2,11 @@
 //! learning.
 
 use crate::common::*;
-use freebs_format::disk::{APPEND_MAGIC, CHECKPOINT_AT, FEATURE_CHECKPOINTS, FEATURE_REPEATS, Superblock};
+use freebs_format::disk::{APPEND_MAGIC, CHECKPOINT_AT, SUPERBLOCK_AT, Superblock};
 use freebs_io::memory::MemoryDevice;
 use freebs_lsvd::tool::{DamageKind, SegmentKind, inspect, rebuild, survey, verify};
-use freebs_lsvd::{Finding, MarkChange, Options, Record};
-use freebs_types::{Sequence, ShardId, ViewNumber};
+use freebs_lsvd::{Finding, Options, Record};
+use freebs_types::{ErrorKind, Sequence, ShardId, ViewNumber};
 
 const BLOCKS: u32 = 3000;
 /// Tables of a few dozen entries, a cache of four pages.
@@ -304,52 +304,28 @@ fn the_log_alone_gives_the_same_state() {
     });
 }
 
-/// A device as it was written before there were checkpoints: its length, then the pieces of 64 bytes that are not zero,
-/// each with its number.
-const OLD_DEVICE: &[u8] = include_bytes!("old-device.bin");
-
-/// Devices of before open, keep their content, and get checkpoints.
+/// A device of an earlier format is refused with words that say what to do, and is left as it was.
 #[test]
-fn a_device_from_before_checkpoints_opens() {
-    let dev = MemoryDevice::new(4096, 1 << 30);
-    let len = u64::from_le_bytes(OLD_DEVICE[..8].try_into().unwrap()) as usize;
-    dev.poke(|b| {
-        b.resize(len, 0);
-        for piece in OLD_DEVICE[8..].chunks_exact(68) {
-            let n = u32::from_le_bytes(piece[..4].try_into().unwrap()) as usize;
-            b[n * 64..][..64].copy_from_slice(&piece[4..]);
-        }
-    });
-    let features = |dev: &MemoryDevice| {
-        let mut features = 0;
-        dev.poke(|b| features = Superblock::decode(&b[..4096]).unwrap().features.get());
-        features
-    };
+fn a_device_of_an_earlier_format_is_refused() {
     local(async {
-        assert_eq!(features(&dev), 0);
-        assert!(verify(&erased(&dev), &mut ()).await.unwrap().is_sound());
-        let mut found = Vec::new();
-        for checkpoint in [0, 1, 2] {
-            let rig = Rig::open(dev.clone()).await.unwrap();
-            assert_eq!((rig.report.checkpoint, &rig.report.damage[..]), (checkpoint, &[][..]));
-            for shard in [1, 2].map(|n| ShardId::new(n, 0)) {
-                let d = rig.engine.digest(shard).await.unwrap();
-                found.push(format!("{} {} {} {} {:?}", shard, d.version.0, d.sequence.0, d.blocks, d.hash));
+        let dev = MemoryDevice::new(4096, 1 << 30);
+        create_log(dev.clone(), &shape(40)).await.unwrap();
+        dev.poke(|b| {
+            for at in SUPERBLOCK_AT.map(|at| at as usize) {
+                let mut earlier = Superblock::decode(&b[at..at + 4096]).unwrap();
+                earlier.version = 1.into();
+                b[at..at + 4096].copy_from_slice(&earlier.encode());
             }
-            assert_eq!(found, OLD_DIGESTS);
-            found.clear();
-            assert_eq!(features(&dev), FEATURE_CHECKPOINTS | FEATURE_REPEATS);
-            // Something must be new for another checkpoint.
-            rig.append(Record::Mark { shard: ShardId::new(1, 0), change: MarkChange::default(), ticket: 1 });
-            rig.settle().await;
-            rig.engine.checkpoint().await.unwrap();
-            rig.stop().await;
-        }
+        });
+        let bytes = std::cell::RefCell::new(Vec::new());
+        dev.poke(|b| bytes.borrow_mut().clone_from(b));
+        let e = Rig::open(dev.clone()).await.err().unwrap();
+        assert!(e.kind == ErrorKind::Invalid && e.text.contains("earlier") && e.text.contains("export"), "{e}");
+        let e = verify(&erased(&dev), &mut ()).await.unwrap_err();
+        assert!(e.kind == ErrorKind::Invalid && e.text.contains("earlier"), "{e}");
+        dev.poke(|b| assert!(*b == *bytes.borrow()));
     });
 }
-
-/// What the program that wrote the device said of its shards: version, sequence, blocks, hash.
-const OLD_DIGESTS: [&str; 2] = ["1.0 20 20 109 Hash32(45dd1441…)", "2.0 20 20 124 Hash32(e71538ed…)"];
 
 /// The fuzzer cut a device off in the middle of a segment. The start passed over the piece, and grew the device for its
 /// map; the segment was whole again with what it had held, was taken for a blank one, and the next start found another

@@ -133,7 +133,7 @@ fn rot(device: &MemoryDevice, rng: &mut Rng, bits: usize) -> usize {
     let mut places = Vec::new();
     for base in (1 << 20..bytes.len()).step_by(SEGMENT as usize) {
         let segment = &bytes[base..(base + SEGMENT as usize).min(bytes.len())];
-        if segment.len() == SEGMENT as usize && &segment[SEGMENT as usize - 96..][..4] == b"FBIX" {
+        if segment.len() == SEGMENT as usize && &segment[SEGMENT as usize - FOOTER..][..4] == b"FBIX" {
             places.push(base);
         }
     }
@@ -198,7 +198,7 @@ async fn spoil_live(rig: &Rig, device: &MemoryDevice, model: &Model) -> u32 {
         let wanted = content(model, BlockRange::new(b, 1));
         for at in (1 << 20..bytes.len() - BLOCK).step_by(512).filter(|at| bytes[*at..at + BLOCK] == wanted[..]) {
             let end = at.next_multiple_of(SEGMENT as usize);
-            if bytes.get(end - 96..end - 92) != Some(b"FBIX") {
+            if bytes.get(end - FOOTER..end - FOOTER + 4) != Some(b"FBIX") {
                 continue;
             }
             // There may be older copies.

@@ -26,13 +26,13 @@ enum Hit {
 
 /// An append of the open segment.
 #[derive(Clone, Copy)]
-struct Open {
-    at: usize,
-    header: AppendHeader,
+pub struct Open {
+    pub at: usize,
+    pub header: AppendHeader,
 }
 
 /// Appends of the open segment, in order. It may still end with the footer of its use before.
-fn open_appends(bytes: &[u8]) -> Vec<Open> {
+pub fn open_appends(bytes: &[u8]) -> Vec<Open> {
     let header = |at: usize| AppendHeader::decode(&bytes[at..at + size_of::<AppendHeader>()]).ok();
     let seq = |at: usize| header(at).map_or(0, |h| h.segment_seq.get());
     let newest = (FIRST..bytes.len()).step_by(SEGMENT as usize).max_by_key(|at| seq(*at)).unwrap();
@@ -48,8 +48,8 @@ fn hit(bytes: &mut [u8], a: Open, hit: Hit) {
     let (extra, heads) = (a.header.extra_len.get() as usize, a.header.heads_len.get() as usize);
     match hit {
         Hit::Header => bytes[a.at..a.at + 512].fill(0),
-        Hit::Heads => bytes[a.at + 96 + extra..a.at + heads].iter_mut().step_by(97).for_each(|b| *b ^= 4),
-        Hit::Repeat => bytes[a.at + 96 + extra / 2] ^= 4,
+        Hit::Heads => bytes[a.at + HEADER + extra..a.at + heads].iter_mut().step_by(97).for_each(|b| *b ^= 4),
+        Hit::Repeat => bytes[a.at + HEADER + extra / 2] ^= 4,
         Hit::Unread => {}
     }
 }
@@ -327,12 +327,12 @@ fn what_is_appended_can_be_repeated() {
         device.poke(|b| bytes.clone_from(b));
         let (mut largest, mut repeats) = (0, 0);
         let mut at = FIRST;
-        while let Ok(h) = AppendHeader::decode(&bytes[at..at + 96]) {
+        while let Ok(h) = AppendHeader::decode(&bytes[at..at + HEADER]) {
             let (extra, heads) = (h.extra_len.get() as usize, h.heads_len.get() as usize);
             assert!(heads <= APPEND_HEADS_BYTES_MAX && extra <= REPEAT_BYTES_MAX);
             largest = largest.max(heads - extra);
             if h.repeats() {
-                let repeat = Repeat::decode(bytes[at + 96..at + 96 + extra].to_vec().into()).unwrap();
+                let repeat = Repeat::decode(bytes[at + HEADER..at + HEADER + extra].to_vec().into()).unwrap();
                 assert_eq!(repeat.append, h.number.get() - 1);
                 repeats += 1;
             }
@@ -372,7 +372,7 @@ fn a_segment_with_a_loss_is_closed_with_it() {
         let segment = FIRST + (open[0].at - FIRST) / SEGMENT as usize * SEGMENT as usize;
         let tail = device.read((segment + SEGMENT as usize - 512) as u64, 512).await.unwrap();
         let footer = SegmentFooter::decode(&tail, SEGMENT).unwrap();
-        assert_eq!((footer.lost_from.get(), footer.lost_to.get()), (lost, lost));
+        assert_eq!(footer.lost().collect::<Vec<_>>(), [(lost, lost)]);
         let rig = Rig::open(device).await.unwrap();
         let now: Vec<_> = image.history.iter().map(|h| rig.engine.state(h[0].2.shard).unwrap().holes).collect();
         assert_eq!(now, was);

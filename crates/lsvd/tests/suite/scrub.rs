@@ -103,18 +103,18 @@ fn places(bytes: &[u8]) -> Vec<(&'static str, usize, usize)> {
     for base in (1 << 20..bytes.len()).step_by(SEGMENT as usize) {
         let seg = &bytes[base..base + SEGMENT as usize];
         let word = |at: usize| u32::from_le_bytes(seg[at..at + 4].try_into().unwrap()) as usize;
-        let footer = SEGMENT as usize - 96;
+        let footer = SEGMENT as usize - FOOTER;
         if &seg[footer..footer + 4] != b"FBIX" {
             continue;
         }
         out.push(("index", base + word(footer + 56), word(footer + 60)));
-        out.push(("footer", base + footer, 96));
+        out.push(("footer", base + footer, FOOTER));
         let mut at = 0;
         while &seg[at..at + 4] == b"FBAP" {
             let (heads, data) = (word(at + 56), word(at + 64));
             let front = heads.next_multiple_of(512);
-            out.push(("append header", base + at, 96));
-            out.push(("heads", base + at + 96, heads - 96));
+            out.push(("append header", base + at, HEADER));
+            out.push(("heads", base + at + HEADER, heads - HEADER));
             if data > 0 {
                 out.push(("data", base + at + front, data));
             }

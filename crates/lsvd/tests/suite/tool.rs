@@ -189,9 +189,9 @@ fn header(bytes: &[u8], segment: u32, append: u64) -> usize {
 fn reseal(bytes: &mut [u8], at: usize) {
     let (heads, header) = (word(bytes, at + 56), size_of::<AppendHeader>());
     let crc = freebs_format::crc32c(&bytes[at + header..at + heads]);
-    bytes[at + 88..at + 92].copy_from_slice(&crc.to_le_bytes());
-    let crc = freebs_format::crc32c(&bytes[at..at + 92]);
-    bytes[at + 92..at + 96].copy_from_slice(&crc.to_le_bytes());
+    bytes[at + header - 8..at + header - 4].copy_from_slice(&crc.to_le_bytes());
+    let crc = freebs_format::crc32c(&bytes[at..at + header - 4]);
+    bytes[at + header - 4..at + header].copy_from_slice(&crc.to_le_bytes());
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn each_kind_of_damage_is_named_with_what_it_costs() {
         let image = image(2, 500).await;
         let (found, frames) = look(&image.bytes).await;
         let (old, new) = (pick(&found, &frames, true), pick(&found, &frames, false));
-        let footer = at(old.segment, (SEG - 96) as u32);
+        let footer = at(old.segment, (SEG - FOOTER) as u32);
 
         // One copy of the superblock: nothing is lost.
         let v = changed(&image, |b| b[300] ^= 1).await;
@@ -346,7 +346,7 @@ fn a_frame_that_was_made_up_is_noticed() {
             reseal(&mut bytes, append);
             // The one behind it no longer says otherwise.
             let behind = header(&bytes, f.segment, f.append + 1);
-            bytes[behind + 96] ^= 1;
+            bytes[behind + HEADER] ^= 1;
             reseal(&mut bytes, behind);
             bytes
         };
@@ -373,14 +373,14 @@ fn an_index_that_lies_is_noticed_and_made_anew() {
         let (found, frames) = look(&image.bytes).await;
         let f = pick(&found, &frames, true);
         let mut bytes = image.bytes.clone();
-        let footer = at(f.segment, (SEG - 96) as u32);
+        let footer = at(f.segment, (SEG - FOOTER) as u32);
         let (start, len) = (at(f.segment, word(&bytes, footer + 56) as u32), word(&bytes, footer + 60));
         // The flags of the first entry's append.
         bytes[start + 16] ^= 1;
         let crc = freebs_format::crc32c(&bytes[start..start + len]);
         bytes[footer + 68..footer + 72].copy_from_slice(&crc.to_le_bytes());
-        let crc = freebs_format::crc32c(&bytes[footer..footer + 92]);
-        bytes[footer + 92..footer + 96].copy_from_slice(&crc.to_le_bytes());
+        let crc = freebs_format::crc32c(&bytes[footer..footer + FOOTER - 4]);
+        bytes[footer + FOOTER - 4..footer + FOOTER].copy_from_slice(&crc.to_le_bytes());
         let v = check(&bytes).await;
         assert!(v.damage.iter().any(|d| d.kind == DamageKind::Mismatch && d.segment == Some(f.segment)));
         let device = load(&bytes);
@@ -437,11 +437,11 @@ fn what_is_no_log_is_said_so() {
 fn destroy_indexes(found: &Inspection, bytes: &mut [u8], rng: &mut Rng) -> Vec<u32> {
     let closed: Vec<u32> = found.segments.iter().filter(|s| s.indexed).map(|s| s.id).collect();
     for id in &closed {
-        let footer = at(*id, (SEG - 96) as u32);
+        let footer = at(*id, (SEG - FOOTER) as u32);
         let index = at(*id, word(bytes, footer + 56) as u32);
         match rng.below(3) {
             0 => bytes[index..at(*id + 1, 0)].fill(0),
-            1 => bytes[footer..footer + 96].fill(0xff),
+            1 => bytes[footer..footer + FOOTER].fill(0xff),
             _ => bytes[index + 1] ^= 1,
         }
     }

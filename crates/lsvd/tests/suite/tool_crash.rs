@@ -31,7 +31,7 @@ async fn nothing_is_wrong(device: &CrashDevice, what: &str) -> usize {
     assert!(whole.indexes.iter().all(|i| i.found == IndexState::Sound), "{what}: {:?}", whole.indexes);
     for i in &whole.indexes {
         let end = (FIRST + u64::from(i.segment + 1) * SEGMENT) as usize;
-        copied.poke(|b| b[end - 96..end].fill(0));
+        copied.poke(|b| b[end - FOOTER..end].fill(0));
     }
     let done = rebuild(&erased(&copied), true, &mut ()).await.unwrap();
     assert!(done.recovery.is_empty(), "{what}: {:?}", done.recovery);
@@ -49,7 +49,7 @@ async fn nothing_is_wrong(device: &CrashDevice, what: &str) -> usize {
         if i.action == Action::Write {
             // But for the segment that came next, which a footer names for nobody's use.
             copied.poke(|b| {
-                let (now, was) = (&b[from as usize..to as usize - 96], &bytes[from as usize..to as usize - 96]);
+                let (now, was) = (&b[from as usize..to as usize - FOOTER], &bytes[from as usize..to as usize - FOOTER]);
                 assert!(now == was, "{what}: index of segment {} as it was", i.segment);
             });
         }

@@ -1,7 +1,7 @@
 //! No bytes whatever make a tool or recovery panic: random ones, real images with flips, cuts and exchanged sectors, and
 //! images whose structures were forged with right checksums.
 
-use crate::common::{Chain, Op, Rig, Rng, SEGMENT, create_log, erased, local, shape};
+use crate::common::{Chain, FOOTER, HEADER, Op, Rig, Rng, SEGMENT, create_log, erased, local, shape};
 use freebs_format::crc32c;
 use freebs_io::memory::MemoryDevice;
 use freebs_lsvd::Record;
@@ -105,8 +105,8 @@ fn seal(bytes: &mut [u8], from: usize, to: usize, crc_at: usize) {
 }
 
 fn seal_append(bytes: &mut [u8], at: usize, heads: usize) {
-    seal(bytes, at + 96, at + heads, at + 88);
-    seal(bytes, at, at + 92, at + 92);
+    seal(bytes, at + HEADER, at + heads, at + HEADER - 8);
+    seal(bytes, at, at + HEADER - 4, at + HEADER - 4);
 }
 
 /// Writes `value` over `len` bytes somewhere in one structure, and makes its checksums right again.
@@ -116,9 +116,9 @@ fn forge(bytes: &mut [u8], kind: u8, which: usize, field: usize, len: usize, val
     let append = appends[which % appends.len()];
     let (heads, extra) = (word(good, append + 56), word(good, append + 60));
     let footers: Vec<usize> =
-        (FIRST + SEG - 96..good.len()).step_by(SEG).filter(|at| good[*at..].starts_with(b"FBIX")).collect();
+        (FIRST + SEG - FOOTER..good.len()).step_by(SEG).filter(|at| good[*at..].starts_with(b"FBIX")).collect();
     let footer = footers[which % footers.len()];
-    let (index_at, index_len) = (footer + 96 - SEG + word(good, footer + 56), word(good, footer + 60));
+    let (index_at, index_len) = (footer + FOOTER - SEG + word(good, footer + 56), word(good, footer + 60));
     let put = |bytes: &mut [u8], from: usize, room: usize| {
         let at = from + field % room.saturating_sub(len).max(1);
         bytes[at..at + len].copy_from_slice(&value.to_le_bytes()[..len]);
@@ -130,7 +130,7 @@ fn forge(bytes: &mut [u8], kind: u8, which: usize, field: usize, len: usize, val
         }
         1 | 2 => {
             let mut frames = vec![];
-            let mut at = append + 96 + extra;
+            let mut at = append + HEADER + extra;
             while at < append + heads {
                 frames.push(at);
                 at += word(good, at + 12);
@@ -175,7 +175,7 @@ fn forge(bytes: &mut [u8], kind: u8, which: usize, field: usize, len: usize, val
             let first = appends.iter().filter(|a| (**a - FIRST).is_multiple_of(SEG)).nth(which % 3);
             let first = *first.unwrap_or(&append);
             let (heads, extra) = (word(good, first + 56), word(good, first + 60));
-            put(bytes, first + 96, extra);
+            put(bytes, first + HEADER, extra);
             seal_append(bytes, first, heads);
         }
     }

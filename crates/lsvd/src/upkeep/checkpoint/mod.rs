@@ -71,7 +71,7 @@ impl ManifestWriter {
 
 impl<D: Device> Io<'_, D> {
     /// Makes a checkpoint, unless nothing has been appended since the last one, or what lives needs the segment that it
-    /// would take.
+    /// would take, or the log has to say something of its forks first, which no checkpoint has.
     pub async fn checkpoint(&self) -> Result<()> {
         let (device, number, begun) = {
             let mut core = self.core.borrow_mut();
@@ -84,7 +84,8 @@ impl<D: Device> Io<'_, D> {
                 shards.values_mut().for_each(|s| s.set_committed(s.tip.name.sequence, segs));
             }
             let newest = core.maps.kept.iter().flatten().map(|k| k.written).max();
-            if newest == Some(core.next_append - 1) || core.has_no_room_for_a_map() {
+            let is_new = newest != Some(core.next_append - 1);
+            if !is_new || core.has_no_room_for_a_map() || core.has_to_tell() {
                 return Ok(());
             }
             let begun = Begun { written: core.next_append - 1, opened: core.next_seq - 1 };
