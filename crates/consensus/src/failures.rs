@@ -277,6 +277,13 @@ impl Failures {
                 continue;
             }
             o.since_ms = now_ms;
+            // Who is in a shorter plan may be unable to open it, and somebody is back who has everything.
+            if state.regrown(*shard, failed).is_some() {
+                let failed = failed.iter().filter_map(|n| Some((*n, state.node(*n)?.start)));
+                let failed = failed.take(limits::FAILED_NODES_MAX).collect();
+                commands.push(Command::LeaveChains { failed, shards: vec![(*shard, o.active)] });
+                continue;
+            }
             // If the head itself has failed, and so few are left that it stays, all there is to do is to wait.
             if let Some(node) = state.next_head(*shard, failed).filter(|_| !failed.contains(&o.head)) {
                 o.patience_ms = (2 * o.patience_ms).min(timing::OPEN_MOST_MS);
