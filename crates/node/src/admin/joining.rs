@@ -1,15 +1,16 @@
 //! Tokens are made, and nodes join with them.
 
 use super::service::Service;
+use crate::conn;
 use crate::events::now_ms;
-use crate::options::check_joined_listen;
+use crate::identity::to_hex;
 use freebs_control::api::{JoinRequest, Joined, Reply, Secret};
 use freebs_control::cluster_file::ClusterPeer;
 use freebs_control::{Command, ControlPlane, NewNode, Outcome};
 use freebs_format::keys::{JOIN_SECRET_BYTES, JoinToken};
+use freebs_identity::certify;
 use freebs_io::{Random, linux::OsRandom};
 use freebs_types::{Error, HostPublic, Result};
-use std::net::SocketAddr;
 
 impl Service {
     fn authority(&self) -> Result<HostPublic> {
@@ -47,20 +48,25 @@ impl Service {
                 "the token is of another authority than this cluster has; `freebs cluster token` makes another one",
             ));
         }
-        let address: SocketAddr = of.address.parse().map_err(|_| {
-            Error::invalid(format!("'{}' is no address of a node; it is HOST:PORT in numbers", of.address))
-        })?;
-        check_joined_listen(address)?;
+        let identity = of.identity;
         let new = NewNode {
             token: token.hash(),
-            identity: of.identity,
+            identity,
             name: of.name,
             address: of.address,
             workers: of.workers,
             now_ms: now_ms(),
         };
+        let key = conn::identity().and_then(|i| i.authority.clone()).ok_or_else(|| {
+            Error::invalid(format!(
+                "{} does not have the authority's key, without which no node can be certified; ask the node that began \
+                 the cluster, which has the file authority-key",
+                self.me().name
+            ))
+        })?;
         let done = self.plane.submit(Command::AddNode(new)).await?;
         let Outcome::Added { node } = done.outcome else { return Err(Error::bug("a node was added otherwise")) };
+        let certificate = to_hex(&certify(&key, here, node, &identity)?);
         let state = self.state()?;
         let others = state.nodes().filter(|n| n.id != node).map(|n| ClusterPeer {
             id: n.id,
@@ -68,6 +74,6 @@ impl Service {
             address: n.address.clone(),
             workers: n.workers,
         });
-        Ok(Reply::Joined(Joined { node, peers: others.collect() }))
+        Ok(Reply::Joined(Joined { node, peers: others.collect(), certificate }))
     }
 }

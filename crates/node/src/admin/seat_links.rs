@@ -4,6 +4,7 @@
 //! What can't be sent now is dropped, as a network may do: the seats ask again. A queue holds at most `QUEUE_BYTES_MAX`.
 
 use super::server::{read_message, write_message};
+use crate::conn::Conn;
 use crate::timing;
 use bytes::{Bytes, BytesMut};
 use freebs_consensus::{Network, Seat};
@@ -15,8 +16,8 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
-use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
 /// What a `Control` message on such a connection holds: a message of a seat, or where its node is.
@@ -43,11 +44,13 @@ pub(super) struct Book {
     places: Rc<RefCell<BTreeMap<NodeId, Places>>>,
     /// Who was reached under one of their addresses is of another cluster.
     foreign: Rc<RefCell<Option<Error>>>,
+    state: Rc<RefCell<Arc<State>>>,
 }
 
 impl Book {
     /// Takes in where nodes have registered.
-    pub fn learn(&self, state: &State) {
+    pub fn learn(&self, state: &Arc<State>) {
+        *self.state.borrow_mut() = state.clone();
         let mut book = self.places.borrow_mut();
         for node in state.nodes() {
             book.entry(node.id).or_default().registered = Some(node.address.clone());
@@ -60,6 +63,11 @@ impl Book {
         if book.len() < 2 * limits::NODES_MAX || book.contains_key(&node) {
             book.entry(node).or_default().heard = Some(address);
         }
+    }
+
+    /// The control state as this node knows it.
+    fn state(&self) -> Arc<State> {
+        self.state.borrow().clone()
     }
 
     /// What was heard of another cluster, if anything was.
@@ -253,11 +261,10 @@ impl Link {
         }
     }
 
-    async fn connect(&self, address: &str) -> Result<TcpStream, End> {
+    async fn connect(&self, address: &str) -> Result<Conn, End> {
         let connect = async {
             let failed = |e: io::Error| End::of_io(&e);
-            let mut stream = TcpStream::connect(address).await.map_err(failed)?;
-            let _ = stream.set_nodelay(true);
+            let mut stream = Conn::connect(address).await.map_err(failed)?;
             let hello = Hello {
                 cluster: self.cluster,
                 role: Role::Seat,
@@ -269,7 +276,9 @@ impl Link {
             write_message(&mut stream, &Message::Hello(hello)).await.map_err(failed)?;
             let mut buf = BytesMut::new();
             match read_message(&mut stream, &mut buf).await.map_err(End::Other)? {
-                Some(Message::Welcome(w)) if w.cluster == self.cluster && w.node == self.to => {}
+                Some(Message::Welcome(w)) if w.cluster == self.cluster && w.node == self.to => {
+                    stream.check_dialled(self.to, &self.book.state()).map_err(End::Other)?;
+                }
                 Some(Message::Welcome(w)) if w.cluster != self.cluster => {
                     return Err(End::Other(Error::invalid(format!(
                         "{address} belongs to another cluster ({}), and this node to {}; check the addresses and the \
@@ -293,8 +302,8 @@ impl Link {
     }
 
     /// Sends until the connection ends; why it did.
-    async fn serve(&mut self, stream: TcpStream, first: Vec<u8>) -> End {
-        let (mut read, mut write) = stream.into_split();
+    async fn serve(&mut self, stream: Conn, first: Vec<u8>) -> End {
+        let (mut read, mut write) = tokio::io::split(stream);
         let mut message = first;
         let mut nothing = BytesMut::new();
         loop {

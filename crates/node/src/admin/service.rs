@@ -334,18 +334,22 @@ fn notes(volume: &Volume) -> Vec<String> {
 /// One connection to a service; what was announced on it goes with it.
 pub struct Session {
     service: Arc<Service>,
+    may: May,
     number: u64,
 }
 
 impl Session {
-    pub fn new(service: Arc<Service>) -> Self {
+    pub fn new(service: Arc<Service>, may: May) -> Self {
         let number = service.sessions.fetch_add(1, Ordering::Relaxed) + 1;
-        Self { service, number }
+        Self { service, may, number }
     }
 
     /// The reply body to a request body. Never fails: errors are replies, too.
     pub async fn answer(&self, body: &[u8]) -> Bytes {
         let result = match Request::decode(body) {
+            Ok(request) if self.may == May::Join && !matches!(request, Request::Join(_)) => {
+                Err(Error::invalid("whoever has no certificate of this cluster can only join it"))
+            }
             Ok(request) => self.service.handle(request, self.number).await,
             Err(e) => Err(e),
         };

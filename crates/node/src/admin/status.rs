@@ -32,6 +32,7 @@ struct Answer {
 /// Connects to a node, which says who it is.
 async fn meet(node: &Node) -> Result<(Client, NodeInfo)> {
     let client = Client::connect(&node.address).await?;
+    client.check_key(node.id, node.identity)?;
     let Reply::Node(info) = client.call(&Request::NodeInfo, timing::NODE_ANSWER_MAX).await? else {
         return Err(Error::corrupt("a node answered something else"));
     };

@@ -45,6 +45,10 @@ pub struct Cli {
     #[arg(long, global = true, env = "FREEBS_CLUSTER", value_name = "HOST:PORT", value_parser = cluster)]
     pub cluster: Option<String>,
 
+    /// Speak TLS as the node with this data directory: to nodes beyond loopback of a cluster with an authority
+    #[arg(long, global = true, env = "FREEBS_IDENTITY", value_name = "DIR")]
+    pub identity: Option<PathBuf>,
+
     #[command(subcommand)]
     pub command: Command,
 }

@@ -10,12 +10,13 @@ use crate::admin::Client;
 use crate::cluster_file::{self, ClusterFile, ClusterNode};
 use crate::files::DirLock;
 use crate::identity;
-use crate::options::{DEFAULT_CLUSTER, DEFAULT_DEVICE_BYTES, check_device, check_joined_listen, default_workers};
+use crate::options::{DEFAULT_CLUSTER, DEFAULT_DEVICE_BYTES, check_device, default_workers};
 use crate::timing;
 use clap::{Args, Subcommand};
 use freebs_control::api::{JoinRequest, Reply, Request, Secret};
 use freebs_control::rules;
 use freebs_format::keys::{JoinToken, KeyOf};
+use freebs_identity::{Caller, certify};
 use freebs_types::{ClusterId, Error, NodeId, Result, limits};
 use serde::Serialize;
 use std::net::SocketAddr;
@@ -156,7 +157,6 @@ fn new_node(args: &NewNodeArgs, id: NodeId, name: String) -> Result<ClusterNode>
     let workers = args.workers.unwrap_or_else(default_workers);
     let (device, segment) = (args.device_size, args.segment_size);
     check_device(device.unwrap_or(DEFAULT_DEVICE_BYTES), segment.unwrap_or(limits::SEGMENT_BYTES), workers)?;
-    check_joined_listen(args.listen)?;
     Ok(ClusterNode { id, name, address: args.listen.to_string(), data: args.data.clone(), workers })
 }
 
@@ -183,8 +183,10 @@ fn init(args: InitArgs, output: &Output) -> Result<ExitCode> {
     let mut file = cluster_file::begin(vec![node]);
     // Keys of an attempt that did not come to its end are of another cluster.
     identity::forget(data)?;
-    file.authority = Some(identity::load_or_make(data, KeyOf::Authority, file.cluster)?.public());
-    identity::load_or_make(data, KeyOf::Node, file.cluster)?;
+    let authority = identity::load_or_make(data, KeyOf::Authority, file.cluster)?;
+    file.authority = Some(authority.public());
+    let key = identity::load_or_make(data, KeyOf::Node, file.cluster)?.public();
+    identity::save_certificate(data, &certify(&authority, file.cluster, NodeId(1), &key)?)?;
     (file.device_size, file.segment_bytes) = (args.node.device_size, args.node.segment_size);
     cluster_file::save(&file, &data.join("cluster.json"))?;
     show(output, &file, &format!("the cluster {} begins with {}", file.cluster, file.first().name));
@@ -223,7 +225,7 @@ pub async fn join(args: JoinArgs, output: &Output) -> Result<ExitCode> {
             identity::load_or_make(data, KeyOf::Node, token.cluster)?
         }
     };
-    let client = Client::connect(&args.address).await?;
+    let client = Client::connect_to_join(&args.address, &Caller::to_join(token.cluster, &token.authority)?).await?;
     let there = client.welcome().cluster;
     if there != token.cluster {
         return Err(Error::invalid(format!(
@@ -240,6 +242,7 @@ pub async fn join(args: JoinArgs, output: &Output) -> Result<ExitCode> {
     };
     let reply = client.call(&Request::Join(request), timing::CALL_MAX).await?;
     let Reply::Joined(joined) = reply else { return Err(unexpected()) };
+    identity::save_certificate(data, &identity::from_hex(&joined.certificate)?)?;
     node.id = joined.node;
     let mut file = ClusterFile::new(token.cluster, vec![node]);
     file.authority = Some(token.authority);

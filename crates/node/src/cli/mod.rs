@@ -25,6 +25,7 @@ mod verify;
 mod volume;
 
 use crate::options::DEFAULT_CLUSTER;
+use crate::{conn, identity};
 use args::{Cli, Command, NodeCommand};
 use clap::{CommandFactory, Parser};
 use freebs_types::{Error, Result};
@@ -57,6 +58,9 @@ pub fn main() -> ExitCode {
 }
 
 fn dispatch(cli: Cli, output: &Output) -> Result<ExitCode> {
+    if let Some(data) = &cli.identity {
+        conn::speak_as(identity::of_directory(data)?);
+    }
     let named = cli.cluster;
     let cluster = named.clone().unwrap_or_else(|| DEFAULT_CLUSTER.to_owned());
     match cli.command {

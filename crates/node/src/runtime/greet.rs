@@ -2,20 +2,20 @@
 //!
 //! Invariant: connections that say nothing do not keep out new ones.
 
+use crate::conn::Conn;
 use crate::places::Places;
 use crate::timing;
 use bytes::BytesMut;
 use freebs_format::wire::{Hello, Message, Role, Welcome};
-use freebs_io::linux::net::{Address, Stream, connect};
 use freebs_types::{ClusterId, Error, Result};
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 
 /// A connection that has said hello.
 pub struct Greeted {
-    pub stream: Stream,
+    pub stream: Conn,
     pub hello: Hello,
     /// Read with the greeting, and part of what follows.
     pub leftover: BytesMut,
@@ -36,16 +36,11 @@ async fn read_one<S: AsyncRead + Unpin>(stream: &mut S, buf: &mut BytesMut) -> R
 async fn write_one<S: AsyncWrite + Unpin>(stream: &mut S, message: &Message) -> Result<()> {
     let mut out = BytesMut::new();
     message.encode(&mut out);
-    stream.write_all(&out).await.map_err(|e| Error::retry(format!("the connection broke: {e}")))
-}
-
-macro_rules! on_stream {
-    ($stream:expr, $s:ident => $body:expr) => {
-        match $stream {
-            Stream::Tcp($s) => $body,
-            Stream::Unix($s) => $body,
-        }
+    let write = async {
+        stream.write_all(&out).await?;
+        stream.flush().await
     };
+    write.await.map_err(|e| Error::retry(format!("the connection broke: {e}")))
 }
 
 async fn within<T>(limit: Duration, f: impl Future<Output = Result<T>>) -> Result<T> {
@@ -73,7 +68,7 @@ where
             let greeted = tokio::select! {
                 biased;
                 () = greeting.gives_way() => Err(Error::retry("it said nothing, and gave way to a new one")),
-                greeted = greet(Stream::Tcp(stream)) => greeted,
+                greeted = greet(stream) => greeted,
             };
             drop(greeting);
             let end = match greeted {
@@ -88,46 +83,48 @@ where
 }
 
 /// Hears the hello of who connected.
-async fn greet(mut stream: Stream) -> Result<Greeted> {
-    if let Stream::Tcp(s) = &stream {
-        let _ = s.set_nodelay(true);
-    }
+async fn greet(stream: TcpStream) -> Result<Greeted> {
     let mut leftover = BytesMut::with_capacity(Message::GREETING_BYTES_MAX);
-    let first =
-        within(timing::GREETING_LIMIT, async { on_stream!(&mut stream, s => read_one(s, &mut leftover).await) });
+    let first = within(timing::GREETING_LIMIT, async {
+        let failed = |e: std::io::Error| Error::retry(format!("no handshake: {e}"));
+        let mut stream = Conn::accept(stream).await.map_err(failed)?;
+        let message = read_one(&mut stream, &mut leftover).await?;
+        Ok((stream, message))
+    });
     match first.await? {
-        Message::Hello(hello) => Ok(Greeted { stream, hello, leftover }),
-        m => Err(Error::corrupt(format!("a connection began with {} instead of a hello", m.name()))),
+        (stream, Message::Hello(hello)) => Ok(Greeted { stream, hello, leftover }),
+        (_, m) => Err(Error::corrupt(format!("a connection began with {} instead of a hello", m.name()))),
     }
 }
 
 /// Answers a hello.
-pub async fn welcome(stream: &mut Stream, welcome: Welcome) -> Result<()> {
-    let message = Message::Welcome(welcome);
-    within(timing::GREETING_LIMIT, async { on_stream!(stream, s => write_one(s, &message).await) }).await
+pub async fn welcome(stream: &mut Conn, welcome: Welcome) -> Result<()> {
+    within(timing::GREETING_LIMIT, write_one(stream, &Message::Welcome(welcome))).await
 }
 
 /// Connects, says hello and hears the welcome.
 pub async fn introduce(
-    address: &Address,
+    address: &str,
     hello: Hello,
     cluster: ClusterId,
     limit: Duration,
-) -> Result<(Stream, Welcome, BytesMut)> {
-    let mut stream = connect(address, limit).await?;
+) -> Result<(Conn, Welcome, BytesMut)> {
     let mut leftover = BytesMut::with_capacity(Message::GREETING_BYTES_MAX);
     let answer = within(limit, async {
-        on_stream!(&mut stream, s => {
-            write_one(s, &Message::Hello(hello)).await?;
-            read_one(s, &mut leftover).await
-        })
+        let failed = |e: std::io::Error| Error::retry(format!("{address} cannot be reached: {e}; is it running?"));
+        let mut stream = Conn::connect(address).await.map_err(failed)?;
+        write_one(&mut stream, &Message::Hello(hello)).await?;
+        let message = read_one(&mut stream, &mut leftover).await?;
+        Ok((stream, message))
     });
     match answer.await? {
-        Message::Welcome(w) if w.cluster == cluster || hello.role == Role::Control => Ok((stream, w, leftover)),
-        Message::Welcome(w) => {
+        (stream, Message::Welcome(w)) if w.cluster == cluster || hello.role == Role::Control => {
+            Ok((stream, w, leftover))
+        }
+        (_, Message::Welcome(w)) => {
             Err(Error::invalid(format!("{address} belongs to another cluster ({}); check the cluster file", w.cluster)))
         }
-        m => Err(Error::corrupt(format!("{address} answered a hello with {}", m.name()))),
+        (_, m) => Err(Error::corrupt(format!("{address} answered a hello with {}", m.name()))),
     }
 }
 
@@ -155,7 +152,7 @@ mod tests {
             for _ in 0..2 * GREETINGS {
                 silent.push(TcpStream::connect(at).await.unwrap());
             }
-            let mut node = Stream::Tcp(TcpStream::connect(at).await.unwrap());
+            let mut node = Conn::Plain(TcpStream::connect(at).await.unwrap());
             let hello = Hello {
                 cluster: ClusterId([1; 16]),
                 role: Role::Node,
@@ -164,7 +161,7 @@ mod tests {
                 from_worker: 0,
                 to_worker: 0,
             };
-            on_stream!(&mut node, s => write_one(s, &Message::Hello(hello)).await).unwrap();
+            write_one(&mut node, &Message::Hello(hello)).await.unwrap();
             let came = tokio::time::timeout(Duration::from_secs(3), greeted.recv()).await;
             assert_eq!(came.expect("it is heard within 3 s"), Some(NodeId(3)));
             let end = tokio::time::timeout(Duration::from_secs(1), silent[0].read(&mut [0])).await;

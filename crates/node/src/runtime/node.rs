@@ -1,8 +1,9 @@
 //! One node: its control plane, its workers, its listeners, from start to a clean stop.
 
-use super::greet::{Greeted, accept};
+use super::greet::{Greeted, accept, welcome};
 use super::thread::{Command, Disk, OpenWorker, WorkerHandle, WorkerSpec, open_worker};
 use crate::admin::{LocalFuture, LocalNode, Me, Plane, SeatOptions, Service, hear_seat, schedules, serve, turn_away};
+use crate::conn;
 use crate::cli::signals::{self, Stop};
 use crate::events::EventLog;
 use crate::gateway::{self, Workers};
@@ -19,10 +20,9 @@ use freebs_control::cluster_file::ClusterPeer;
 use freebs_control::events::{EventKind, Told};
 use freebs_control::{ControlPlane, State};
 use freebs_format::disk::{HOST_KEY_BYTES, HostKeyFile, SUPERBLOCK_AT, SUPERBLOCK_BYTES};
-use freebs_format::wire::Role;
+use freebs_format::wire::{Role, Welcome};
 use freebs_io::Random;
 use freebs_io::linux::OsRandom;
-use freebs_io::linux::net::Stream;
 use freebs_secrets::HostKey;
 use freebs_types::{
     ClusterId, Error, Hash32, HostPublic, NodeId, Peer, Result, ShardId, StartNumber, VolumeId, limits,
@@ -57,6 +57,9 @@ async fn node(options: NodeOptions) -> Result<()> {
     let me = options.me().clone();
     let listen = options.listen.to_string();
     let listener = TcpListener::bind(options.listen).await.map_err(|e| bind_error("node", &listen, "--listen", &e))?;
+    if let Some(identity) = identity::of_node(&options.cluster, me.id, &options.data)? {
+        conn::speak_as(identity);
+    }
     let events = EventLog::open(&options.data, &me.name);
     let seat = seat_options(&options, events.clone())?;
     let was_in_use = seat.was_in_use || seat.came_with.0 > 0;
@@ -389,14 +392,16 @@ pub fn not_yet(name: &str, knows_nothing: bool, was_in_use: bool) -> Error {
 /// Brings a connection to who it asks for: the seat, the control API, or one of the workers.
 async fn route(greeted: Greeted, door: &Door) -> Result<()> {
     let hello = greeted.hello;
-    let tcp = |stream: Stream| match stream {
-        Stream::Tcp(stream) => Ok(stream),
-        Stream::Unix(_) => Err(Error::bug("nodes listen on TCP")),
+    let mut stream = greeted.stream;
+    let may = match stream.admit(&hello, &door.plane.state()) {
+        Ok(may) => may,
+        Err(why) if matches!(hello.role, Role::Control | Role::Seat) => return turn_away(stream, why).await,
+        Err(why) => return Err(why),
     };
     if hello.role == Role::Seat {
         let full = |_| Error::no_space(format!("{SEATS_MAX} seats are connected"));
         let _place = door.seats.clone().try_acquire_owned().map_err(full)?;
-        return hear_seat(tcp(greeted.stream)?, greeted.leftover, hello, &door.plane).await;
+        return hear_seat(stream, greeted.leftover, hello, &door.plane).await;
     }
     // Who connects too early tries again, or elsewhere.
     let early = || Error::retry("somebody came before this node was taken in");
@@ -404,17 +409,21 @@ async fn route(greeted: Greeted, door: &Door) -> Result<()> {
         let full = |_| Error::no_space(format!("{CONTROL_CLIENTS_MAX} clients of the control API are connected"));
         let _place = door.clients.clone().try_acquire_owned().map_err(full)?;
         let Some((service, _)) = door.inside.get() else {
-            return turn_away(tcp(greeted.stream)?, door.not_yet()).await;
+            return turn_away(stream, door.not_yet()).await;
         };
-        return serve(tcp(greeted.stream)?, greeted.leftover, hello, service.clone()).await;
+        return serve(stream, greeted.leftover, may, service.clone()).await;
     }
-    let (_, workers) = door.inside.get().ok_or_else(early)?;
+    let (service, workers) = door.inside.get().ok_or_else(early)?;
     if door.taken_in.get().is_none() {
         // What a member says counts only once its start is known (rules W2, V8).
         return Err(early());
     }
     let worker = usize::from(hello.to_worker) % workers.commands.len();
-    let stream = greeted.stream.loosen()?;
+    let me = service.me();
+    let (start, to) = (me.start, worker as u16);
+    let answer = Welcome { cluster: me.cluster, node: me.id, start, worker: to, workers: me.workers };
+    welcome(&mut stream, answer).await?;
+    let stream = stream.into_link().loosen()?;
     let command = Command::Link { stream, hello, leftover: greeted.leftover };
     workers.commands[worker].send(command).map_err(|_| Error::retry("this node is stopping"))
 }
