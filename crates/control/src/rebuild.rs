@@ -555,8 +555,8 @@ impl<'a> Views<'a> {
         (view.0 > 0).then_some(Branch { view, at: Sequence(0), version: Version(0) })
     }
 
-    /// Whether no view behind this one can have become active, whatever these nodes hold (rule V15). `least`: so many answer a
-    /// write in the shortest chain that the volume can have.
+    /// True if no view behind this one can have become active, whatever these nodes hold (rule V15). `least`: the nodes that
+    /// answer a write in the shortest chain that the volume can have.
     fn is_last(&self, view: &ViewSurvey, of: &OfShard<'_>, (unknown, least): (&[NodeId], usize)) -> bool {
         if unknown.len() < least {
             return true;
