@@ -680,18 +680,12 @@ impl IndexEntry {
 pub const PAGE_BYTES: usize = 4096;
 /// Bytes of a page behind its header.
 pub const PAGE_BODY_BYTES: usize = PAGE_BYTES - size_of::<PageHeader>();
-/// Kind of pages with entries of a run.
+/// Kinds of pages.
 pub const PAGE_ENTRIES: u16 = 1;
-/// Kind of pages with fences of a run: one for each page of entries.
+/// Pages of entries of a run.
 pub const PAGE_FENCES: u16 = 2;
-/// Kind of pages with a part of a manifest.
+/// Pages of fences of a run: one entry per page of entries.
 pub const PAGE_MANIFEST: u16 = 3;
-/// Kind of pages with superseded extents: those of a run of history.
-pub const PAGE_LAYERS: u16 = 4;
-/// Kind of pages with fences of a run of history.
-pub const PAGE_LAYER_FENCES: u16 = 5;
-/// Kind of pages with counts of a run of history.
-pub const PAGE_TALLIES: u16 = 6;
 
 /// What each page of a map segment begins with.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -701,7 +695,7 @@ pub struct PageHeader {
     pub magic: [u8; 4],
     /// Always 2.
     pub version: U16,
-    /// One of the kinds of pages, `PAGE_ENTRIES` to `PAGE_TALLIES`.
+    /// 1 entries of a run, 2 fences of a run, 3 part of a manifest.
     pub kind: U16,
     /// Identity of the device.
     pub device: [u8; 16],
@@ -727,7 +721,7 @@ const _: () = assert!(size_of::<PageHeader>() == 64);
 pub struct PageName {
     /// The device that the page lies on.
     pub device: DeviceId,
-    /// One of the kinds of pages, `PAGE_ENTRIES` to `PAGE_TALLIES`.
+    /// `PAGE_ENTRIES`, `PAGE_FENCES` or `PAGE_MANIFEST`.
     pub kind: u16,
     /// Number of the run or manifest.
     pub run: u64,
