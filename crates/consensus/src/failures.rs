@@ -10,11 +10,16 @@
 //!   late, because a new member learns all that the others have, and a node that comes back lacks little.
 //! - A snapshot that does not come to an end within `SNAPSHOT_MS` fails, or it would keep others out, and be made when its
 //!   volume is back, long after whoever asked for it was told that there is none.
-//! - A chain that is shorter than its volume is to have it gets another member as soon as a node is to spare.
+//! - A chain that can answer nothing without members that have failed becomes shorter (V11); and one to which a failed node
+//!   was to come goes on without it (V14).
+//! - A chain that is shorter than its volume is to have it gets another member as soon as a node is to spare. Those that left
+//!   it come first, and their places are kept until they are gone (V13); who had failed is heard for a while before (`returns`).
 //!
 //! A verdict that is wrong costs a view change and nothing else: what a node that only seemed to have failed goes on
 //! to say is refused by the members that promised (rules V2, V6).
 
+use crate::mutant::Mutant;
+use crate::returns::Returns;
 use crate::timing;
 use freebs_control::{Command, State, limits};
 use freebs_types::{NodeId, ShardId, SnapshotId, StartNumber, ViewNumber};
@@ -58,15 +63,25 @@ pub struct Failures {
     /// For these failed nodes nothing was left to move in the state of this revision: it need not be gone through
     /// again at each heartbeat.
     settled: Option<(u64, BTreeSet<NodeId>)>,
+    /// The same of chains that become shorter.
+    left: Option<(u64, BTreeSet<NodeId>)>,
     /// The same of those that are gone.
     replaced: Option<(u64, BTreeSet<NodeId>, BTreeSet<NodeId>)>,
     /// The same of chains that are too short, and all nodes that are away.
-    extended: Option<(u64, BTreeSet<NodeId>)>,
+    extended: Option<(u64, BTreeSet<NodeId>, BTreeSet<NodeId>)>,
+    returns: Returns,
+    mutant: Option<Mutant>,
     /// Snapshots that are being made, and since when this leader has known it.
     under_way: BTreeMap<SnapshotId, u64>,
 }
 
 impl Failures {
+    /// Of a new leader. `mutant`: the rule that is left out.
+    #[must_use]
+    pub fn new(mutant: Option<Mutant>) -> Self {
+        Self { mutant, ..Self::default() }
+    }
+
     /// Another node can't reach this one either.
     pub fn agree(&mut self, node: NodeId, now_ms: u64) {
         if self.asked.contains_key(&node) {
@@ -97,6 +112,7 @@ impl Failures {
                 ask.push(n.node);
             }
         }
+        self.returns.look(now_ms, nodes, &failed, fail_ms);
         (failed, ask)
     }
 
@@ -106,8 +122,8 @@ impl Failures {
         nodes.iter().filter(|n| n.silent_ms >= gone_ms).map(|n| n.node).collect()
     }
 
-    /// What is to be decided, if anything: other heads for those that have failed, or for one that does not open its
-    /// view, and other members for those that are gone. Who is not in `failed` counts as there.
+    /// What is to be decided, if anything: shorter chains where those that have failed are needed, other heads for them, or for
+    /// one that does not open its view, and other members for those that are gone. Who is not in `failed` counts as there.
     pub fn decide(
         &mut self,
         now_ms: u64,
@@ -117,6 +133,7 @@ impl Failures {
     ) -> Vec<Command> {
         self.watch(now_ms, state);
         let mut commands = self.abandoned(now_ms, state);
+        commands.extend(self.leave(state, failed));
         commands.extend(self.fail_over(state, failed));
         commands.extend(self.late(now_ms, state, failed));
         if commands.is_empty() {
@@ -124,7 +141,7 @@ impl Failures {
             commands.extend(self.replace(state, failed, gone));
         }
         if commands.is_empty() {
-            commands.extend(self.extend(state, failed, gone));
+            commands.extend(self.extend(now_ms, state, failed, gone));
         }
         commands
     }
@@ -139,19 +156,56 @@ impl Failures {
         late.map(|(id, _)| Command::FailSnapshot { snapshot: *id, why: "a shard of it did not come".into() }).collect()
     }
 
-    /// Members for chains that are too short, as far as there are nodes to spare.
-    fn extend(&mut self, state: &State, failed: &BTreeSet<NodeId>, gone: &BTreeSet<NodeId>) -> Option<Command> {
-        let away: BTreeSet<NodeId> = failed.union(gone).copied().collect();
-        if self.extended.as_ref().is_some_and(|(revision, of)| *revision == state.revision() && *of == away) {
+    /// Members for chains that are too short: those that are back, and others as far as there are nodes to spare.
+    fn extend(
+        &mut self,
+        now_ms: u64,
+        state: &State,
+        failed: &BTreeSet<NodeId>,
+        gone: &BTreeSet<NodeId>,
+    ) -> Option<Command> {
+        let held = if self.mutant == Some(Mutant::BackAtOnce) { BTreeSet::new() } else { self.returns.held(now_ms) };
+        let away: BTreeSet<NodeId> = failed.union(gone).chain(&held).copied().collect();
+        let waited: BTreeSet<NodeId> = away.difference(gone).copied().collect();
+        let same = |(revision, a, w): &(u64, BTreeSet<NodeId>, BTreeSet<NodeId>)| {
+            *revision == state.revision() && *a == away && *w == waited
+        };
+        if self.extended.as_ref().is_some_and(same) {
             return None;
         }
         // One command names only so many nodes, and whoever is not named may come.
-        if away.len() > limits::FAILED_NODES_MAX || state.extensions(&away, &BTreeSet::new()).is_empty() {
-            self.extended = Some((state.revision(), away));
+        if away.len() > limits::FAILED_NODES_MAX || state.extensions(&away, &waited).is_empty() {
+            self.extended = Some((state.revision(), away, waited));
             return None;
         }
-        let away = away.iter().filter_map(|n| Some((*n, state.node(*n)?.start))).collect();
-        Some(Command::ExtendChains { away, waited: Vec::new() })
+        // Only of nodes that left a chain any places are kept.
+        let left = state.away_nodes();
+        let named = |of: &BTreeSet<NodeId>| of.iter().filter_map(|n| Some((*n, state.node(*n)?.start))).collect();
+        let waited = waited.intersection(&left).copied().collect();
+        Some(Command::ExtendChains { away: named(&away), waited: named(&waited) })
+    }
+
+    /// Shorter chains where those that have failed are needed, all in one command.
+    fn leave(&mut self, state: &State, failed: &BTreeSet<NodeId>) -> Option<Command> {
+        let is_settled = self.left.as_ref().is_some_and(|(revision, of)| *revision == state.revision() && of == failed);
+        if failed.is_empty() || is_settled {
+            return None;
+        }
+        let leaving = state.leavers(failed);
+        if leaving.is_empty() {
+            self.left = Some((state.revision(), failed.clone()));
+            return None;
+        }
+        // One command names only so many, and whoever is not named counts as there: those of these chains first.
+        let shards = leaving.iter().filter_map(|l| state.shard(l.shard));
+        let of_chains: BTreeSet<NodeId> = shards
+            .flat_map(|s| s.view_members().iter().chain(&s.members))
+            .filter(|n| failed.contains(n))
+            .copied()
+            .collect();
+        let all = of_chains.iter().chain(failed.difference(&of_chains));
+        let failed = all.filter_map(|n| Some((*n, state.node(*n)?.start))).take(limits::FAILED_NODES_MAX).collect();
+        Some(Command::LeaveChains { failed, shards: Vec::new() })
     }
 
     /// Other members in place of those that are gone, as far as there are nodes to spare.
@@ -203,6 +257,7 @@ impl Failures {
             return;
         }
         self.looked_through = Some(state.revision());
+        self.returns.are_away(now_ms, &state.away_nodes());
         let before = std::mem::take(&mut self.opening);
         for (shard, head, active) in state.unopened().into_iter().take(WATCHED_MAX) {
             let fresh = Opening { head, active, since_ms: now_ms, patience_ms: timing::OPEN_MS };
@@ -222,6 +277,13 @@ impl Failures {
                 continue;
             }
             o.since_ms = now_ms;
+            // Who is in a shorter plan may be unable to open it, and somebody is back who has everything.
+            if state.regrown(*shard, failed).is_some() {
+                let failed = failed.iter().filter_map(|n| Some((*n, state.node(*n)?.start)));
+                let failed = failed.take(limits::FAILED_NODES_MAX).collect();
+                commands.push(Command::LeaveChains { failed, shards: vec![(*shard, o.active)] });
+                continue;
+            }
             // If the head itself has failed, and so few are left that it stays, all there is to do is to wait.
             if let Some(node) = state.next_head(*shard, failed).filter(|_| !failed.contains(&o.head)) {
                 o.patience_ms = (2 * o.patience_ms).min(timing::OPEN_MOST_MS);

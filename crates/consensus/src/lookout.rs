@@ -14,6 +14,7 @@ use crate::orders::Orders;
 use crate::timing::Timing;
 use freebs_control::{Command, State};
 use freebs_types::{NodeId, StartNumber};
+use std::collections::BTreeSet;
 
 /// How many other nodes are asked about one.
 const ASKED_MAX: usize = 3;
@@ -56,12 +57,12 @@ impl Lookout {
     /// Of a seat that has not led. `mutant`: the rule that its orders leave out.
     #[must_use]
     pub fn new(mutant: Option<Mutant>) -> Self {
-        Self { mutant, ..Self::default() }
+        Self { failures: Failures::new(mutant), mutant, ..Self::default() }
     }
 
     /// This seat does not lead; `leader` does, if that is known.
     pub fn follow(&mut self, leader: Option<NodeId>) {
-        (self.lead, self.failures) = (None, Failures::default());
+        (self.lead, self.failures) = (None, Failures::new(self.mutant));
         self.led_before = leader.or(self.led_before);
     }
 
@@ -117,7 +118,7 @@ impl Lookout {
     /// Another lead begins, now. A seat that leads because the one before was given up need not find out again that this one
     /// has failed. If that has been started again since, it has not.
     fn begin(&mut self, now_ms: u64, lead: Led) -> u64 {
-        (self.lead, self.failures, self.deciding) = (Some((lead, now_ms)), Failures::default(), false);
+        (self.lead, self.failures, self.deciding) = (Some((lead, now_ms)), Failures::new(self.mutant), false);
         if let Some((node, start, at_ms)) = self.given_up.take() {
             self.failures.inherit(at_ms, node, start);
         }
@@ -155,12 +156,13 @@ impl Lookout {
 /// The nodes that these orders take for failed.
 fn reasons(orders: &[Command], looks: &[Look], fail_ms: u64) -> Vec<(NodeId, String)> {
     let failed = orders.iter().filter_map(|c| match c {
-        Command::FailOver { nodes } => Some(nodes),
+        Command::FailOver { nodes } | Command::LeaveChains { failed: nodes, .. } => Some(nodes),
         _ => None,
     });
+    let failed: BTreeSet<NodeId> = failed.flatten().map(|(n, _)| *n).collect();
     let reason = |look: &Look| match look.silent_ms >= fail_ms {
         true => format!("has failed: nothing was heard of it for {} ms", look.silent_ms),
         false => "has failed: its connections are closed, and another node can't reach it either".into(),
     };
-    failed.flatten().filter_map(|(n, _)| Some((*n, reason(looks.iter().find(|l| l.node == *n)?)))).collect()
+    failed.iter().filter_map(|n| Some((*n, reason(looks.iter().find(|l| l.node == *n)?)))).collect()
 }

@@ -655,6 +655,10 @@ pub struct ShardReport {
     /// Names of nodes whose places were given to others, and that keep all they have while somebody is joining.
     #[serde(default)]
     pub keepers: Vec<String>,
+    /// Names of nodes that left its chain when they failed, because it could answer nothing without them: they keep what they
+    /// have, and their places are kept for them (rule V13).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub away: Vec<String>,
     /// If its head can't open its view: what it waits for, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,

@@ -34,10 +34,13 @@ impl Shard {
             self.active_members.clone_from(&self.members);
         }
         let leaves = |n: &&NodeId| !chain.contains(n);
-        let left: Vec<NodeId> = self.active_members.iter().filter(leaves).copied().collect();
-        let has_everything = |n: &NodeId| !self.joining.contains(n) && !self.away.contains(n);
-        let last: Vec<NodeId> = left.into_iter().filter(has_everything).collect();
+        let left = self.active_members.iter().filter(leaves);
+        let last: Vec<NodeId> = left.filter(|n| self.has_all(n) && !self.away.contains(n)).copied().collect();
+        // One that was to come, and never was a member, lacks most. What it has learned stays where it is.
+        let is_new = |n: &&NodeId| leaves(n) && !self.active_members.contains(n) && !self.away.contains(n);
+        let new: Vec<NodeId> = self.members.iter().filter(is_new).copied().collect();
         if mutant != Some(Mutant::AwayForgotten) {
+            self.away.splice(0..0, new);
             self.away.extend(last);
         }
         self.keepers.retain(|n| !chain.contains(n) && !self.away.contains(n));
@@ -46,6 +49,13 @@ impl Shard {
         self.tidy_away();
         self.pending = None;
         self.stay(copies);
+    }
+
+    /// True of a member of the active view that has everything: also of one that a plan leaves out, which is not active yet.
+    fn has_all(&self, node: &NodeId) -> bool {
+        let learns = self.joining.contains(node) || self.learning.contains(node);
+        let is_planned = self.active_members.is_empty() || self.members.contains(node);
+        !learns && (is_planned || self.away.contains(node) || self.keepers.contains(node))
     }
 
     /// A member that has everything is not away; and of too many the first that left are forgotten.
@@ -78,7 +88,7 @@ impl State {
     ) -> Option<Vec<NodeId>> {
         let of_view = shard.view_members();
         let is_there = |n: &NodeId| !failed.contains(n) && self.node(*n).is_some_and(|n| n.start.0 > 0);
-        let is_whole = |n: &NodeId| !shard.joining.contains(n) || mutant == Some(Mutant::LearnersStay);
+        let is_whole = |n: &NodeId| shard.has_all(n) || mutant == Some(Mutant::LearnersStay);
         let whole: Vec<NodeId> = of_view.iter().copied().filter(|n| is_there(n) && is_whole(n)).collect();
         let quorum = volume.quorum(of_view.len());
         let has_failed = of_view.iter().any(|n| failed.contains(n));
@@ -87,11 +97,11 @@ impl State {
         }
         let least = if mutant == Some(Mutant::LeavesBelowLeast) { 1 } else { usize::from(volume.min_copies).max(1) };
         // An empty log counts only of a member that was new in the view; of one that was not looked at nothing does.
-        let counts = |n: &&NodeId| {
-            is_there(n) && !shard.unseen.contains(n) && (!shard.joining.contains(n) || shard.learning.contains(n))
-        };
+        let counts =
+            |n: &&NodeId| is_there(n) && !shard.unseen.contains(n) && (shard.has_all(n) || shard.learning.contains(n));
         let is_sealed = of_view.iter().filter(counts).count() + quorum > of_view.len();
-        let is_under_way = shard.forced.is_some() || (shard.active.0 == 0 && volume.origin.is_some());
+        // Before the first view there is nothing that could not be answered, and no chain to reckon from.
+        let is_under_way = shard.forced.is_some() || shard.active.0 == 0;
         let may_be_sealed = is_sealed || mutant == Some(Mutant::LeavesUnsealed);
         if whole.len() < least || !may_be_sealed || is_under_way {
             return None;
@@ -103,9 +113,11 @@ impl State {
         Some(chain)
     }
 
-    /// The chain without those that were to come to it and have failed (V14).
+    /// The chain without those that were to come to it and have failed (V14). One that has never been a member goes on learning,
+    /// which holds nobody up, until the view with it is being opened.
     fn chain_of_those_coming(shard: &Shard, failed: &BTreeSet<NodeId>) -> Option<Vec<NodeId>> {
-        let stays = |n: &&NodeId| !failed.contains(n) || shard.view_members().contains(n);
+        let holds_up = |n: &NodeId| shard.away.contains(n) || shard.pending.is_some();
+        let stays = |n: &&NodeId| !failed.contains(*n) || shard.view_members().contains(n) || !holds_up(n);
         shard.grows().then(|| shard.members.iter().filter(stays).copied().collect())
     }
 
@@ -129,8 +141,25 @@ impl State {
         self.volumes().flat_map(|v| v.shards.iter().filter_map(|s| of(v, s))).collect()
     }
 
-    /// All such chains become shorter, or those of these shards, if their active views are still these. A node that was
-    /// started again since is not meant.
+    /// The members that have everything and are there, in a plan of a shorter chain that does not become active: those of the
+    /// plan first. `None` if the plan has them all. One of them alone may be unable to lead, or to seal.
+    #[must_use]
+    pub fn regrown(&self, id: ShardId, failed: &BTreeSet<NodeId>) -> Option<Leaving> {
+        let shard = self.shard(id)?;
+        let is_of_view = |n: &NodeId| shard.active_members.contains(n);
+        let is_shorter = shard.members.len() < shard.active_members.len() && shard.members.iter().all(is_of_view);
+        if shard.active.0 == 0 || shard.forced.is_some() || !is_shorter {
+            return None;
+        }
+        let is_there = |n: &NodeId| !failed.contains(n) && self.node(*n).is_some_and(|n| n.start.0 > 0);
+        let is_back = |n: &&NodeId| is_there(n) && shard.has_all(n) && !shard.members.contains(n);
+        let back: Vec<NodeId> = shard.active_members.iter().filter(is_back).copied().collect();
+        let chain = [&shard.members[..], &back].concat();
+        (!back.is_empty()).then_some(Leaving { shard: id, head: shard.head()?, chain })
+    }
+
+    /// All such chains become shorter, or those of these shards, if their active views are still these; of these also plans become
+    /// longer again that don't become active. A node that was started again since is not meant.
     pub(crate) fn leave_chains(
         &mut self,
         failed: &[(NodeId, StartNumber)],
@@ -141,12 +170,19 @@ impl State {
             let (nodes, most) = (limits::FAILED_NODES_MAX, limits::LEFT_SHARDS_MAX);
             return Err(Error::invalid(format!("at most {nodes} nodes leave at a time, and {most} shards by name")));
         }
-        let is_meant = |id: ShardId, active: ViewNumber| shards.is_empty() || shards.contains(&(id, active));
+        let failed = self.still(failed);
+        let active = |id: ShardId| self.shard(id).map(|s| s.active);
+        let named = |id: &ShardId| shards.iter().any(|(shard, view)| shard == id && active(*id) == Some(*view));
+        let mut leaving = self.leavers_with(&failed, mutant);
+        leaving.retain(|l| shards.is_empty() || named(&l.shard));
+        let others: BTreeSet<ShardId> = shards.iter().map(|(id, _)| *id).filter(|id| named(id)).collect();
+        let is_left = |id: &ShardId| leaving.iter().any(|l| l.shard == *id);
+        let regrown: Vec<Leaving> =
+            others.iter().filter(|id| !is_left(id)).filter_map(|id| self.regrown(*id, &failed)).collect();
+        leaving.extend(regrown);
+        leaving.sort_by_key(|l| l.shard);
         let mut changed: Vec<Volume> = Vec::new();
-        for Leaving { shard: id, chain, .. } in self.leavers_with(&self.still(failed), mutant) {
-            if !is_meant(id, self.shard(id).map(|s| s.active).unwrap_or_default()) {
-                continue;
-            }
+        for Leaving { shard: id, chain, .. } in leaving {
             if changed.last().is_none_or(|v| v.id != id.volume) {
                 changed.push(self.volume_to_change(id.volume)?);
             }

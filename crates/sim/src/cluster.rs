@@ -447,7 +447,9 @@ impl Cluster {
                 }
                 // Beside the only log of a branch former members keep what they have.
                 let is_alone = s.members.len() == 1 && s.branch.is_some();
-                let is_kept = |n: &NodeId| is_alone && s.keepers.contains(n);
+                // One that left a chain that became shorter keeps what it has, for longer than is waited for here (V13, V14).
+                let is_away = |n: &NodeId| s.away.contains(n) && !s.members.contains(n);
+                let is_kept = |n: &NodeId| is_alone && s.keepers.contains(n) || is_away(n);
                 let all = statuses.get(&shard).into_iter().flatten();
                 let replicas: Vec<&(NodeId, ShardStatus)> = all.filter(|(n, _)| !is_kept(n)).collect();
                 if replicas.len() != s.members.len() {

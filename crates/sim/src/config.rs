@@ -41,6 +41,8 @@ pub struct Odds {
     pub power_all: f64,
     /// A node's process stands still for a while, and goes on.
     pub pause_node: f64,
+    /// The same for longer than a node may be silent until it has failed.
+    pub pause_long: f64,
     /// One connection breaks, and with it what was on its way.
     pub break_link: f64,
     /// A partition: full, partial, one-way or flapping.
@@ -156,6 +158,10 @@ const FULL_DISK_WRITES: u64 = 200;
 const SEATS_SHARE: f64 = 0.125;
 /// Chosen so that no seed that is kept, or that notices a mutant, became one of them.
 const SEATS_SALT: u64 = 3321;
+/// The share of the runs with a leader in which chains become shorter.
+const SHORTER_SHARE: f64 = 0.25;
+/// Chosen so that no seed that is kept, or that notices a mutant, became one of them.
+const SHORTER_SALT: u64 = 11_509;
 /// Such a run may take this much longer to get well: a command is tried for ten seconds before it is given up.
 const SEATS_SETTLE: Nanos = Nanos::from_millis(15_000);
 
@@ -196,6 +202,7 @@ impl Config {
             .with_seats()
             .with_lost_members()
             .with_snapshots()
+            .with_shorter_chains()
     }
 
     /// A device that is full moves nearly all that it has before it knows what more it takes, and a disk that needs a
@@ -407,6 +414,27 @@ impl Config {
         self
     }
 
+    /// In a quarter of the runs with a leader chains become shorter when members stand still for long, and longer again.
+    fn with_shorter_chains(mut self) -> Self {
+        let mut luck = Rng::fork(self.seed, SHORTER_SALT);
+        if !luck.chance(SHORTER_SHARE)
+            || !self.has_leader
+            || self.nodes < 2
+            || matches!(self.profile, "calm" | "rot" | "tight")
+        {
+            return self;
+        }
+        for v in &mut self.volumes {
+            v.copies = v.copies.max(2);
+            v.min_copies = luck.range(1, 2) as u8;
+            v.ack = if v.min_copies == 2 || luck.chance(0.5) { Ack::All } else { v.ack };
+        }
+        self.odds.pause_long = 0.2 + luck.below(1000) as f64 / 2000.0;
+        self.load = self.load.plus(Nanos::from_millis(4000));
+        self.until = self.load;
+        self
+    }
+
     /// Whether clients may be told to try again.
     #[must_use]
     pub fn limit_is_short(&self) -> bool {
@@ -522,12 +550,13 @@ impl Odds {
                 | "lag_seat"
                 | "lose_members"
                 | "snapshot"
+                | "pause_long"
         )
     }
 
     /// Names and odds, in a fixed order.
     #[must_use]
-    pub fn list(&self) -> [(&'static str, f64); 29] {
+    pub fn list(&self) -> [(&'static str, f64); 30] {
         [
             ("kill_node", self.kill_node),
             ("power_node", self.power_node),
@@ -558,6 +587,7 @@ impl Odds {
             ("lag_seat", self.lag_seat),
             ("lose_members", self.lose_members),
             ("snapshot", self.snapshot),
+            ("pause_long", self.pause_long),
         ]
     }
 }

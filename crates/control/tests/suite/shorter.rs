@@ -307,3 +307,72 @@ fn those_that_return_have_room_of_their_own() {
     assert_eq!(s.extensions(&gone, &none).len(), limits::JOINING_SHARDS_MAX);
     assert_eq!(s.extensions(&gone, &gone).len(), 0);
 }
+
+/// A member of the active view that was still learning is left out of a plan. It does not count for one that has everything when
+/// another plan is made from the same view: as one of `all` it could have sealed it alone, without what it lacked.
+#[test]
+fn who_was_learning_is_not_whole_in_the_next_plan() {
+    for learning in [ids(&[3]), ids(&[])] {
+        let s = with(&volume(3, 3, Ack::All, 1), |sh| {
+            sh.joining = ids(&[3]);
+            sh.learning.clone_from(&learning);
+        });
+        let mut s = s;
+        s.apply(leave(&[2])).unwrap();
+        assert_eq!((shard(&s).members, shard(&s).joining), (ids(&[1]), ids(&[])));
+        // Node 2 is back before that is active, and node 1 fails.
+        s.apply(leave(&[1])).unwrap();
+        assert_eq!(shard(&s).members, ids(&[2]), "node 3 has not everything");
+    }
+}
+
+/// The last member of a shorter plan can't open it, and the other one is back: both are named, and whoever has everything leads.
+#[test]
+fn a_plan_that_nobody_can_open_becomes_longer_again() {
+    let mut s = volume(2, 2, Ack::Majority, 1);
+    s.apply(leave(&[1])).unwrap();
+    assert_eq!(shard(&s).members, ids(&[2]));
+    let named = |view, failed: &[u64]| Command::LeaveChains { failed: starts(failed), shards: vec![(SHARD, view)] };
+    let before = s.clone();
+    for nothing in [leave(&[]), named(ViewNumber(1), &[1]), named(ViewNumber(9), &[])] {
+        s.apply(nothing).unwrap();
+        assert_eq!(s, before, "only of the shard that is named, in that view, with who is there");
+    }
+    s.apply(named(ViewNumber(1), &[])).unwrap();
+    let sh = shard(&s);
+    assert_eq!((&sh.members, &sh.away, sh.view_members()), (&ids(&[2, 1]), &ids(&[]), &ids(&[1, 2])[..]));
+    assert_eq!(State::decode(&s.encode()).unwrap(), s);
+    open(&mut s);
+    assert_eq!(shard(&s).members, ids(&[2, 1]));
+}
+
+/// A node that was never a member, and fails while it learns, goes on when it is back: it keeps what it has learned, and its place.
+#[test]
+fn a_new_member_that_fails_keeps_what_it_has_learned() {
+    let mut s = volume(4, 3, Ack::Majority, 2);
+    s.apply(leave(&[3])).unwrap();
+    assert_eq!(shard(&s).members, ids(&[1, 2, 3]), "a majority is there");
+    let grows = with(&s, |sh| {
+        sh.active_members = ids(&[1, 2]);
+        sh.members = ids(&[1, 2, 4]);
+        sh.joining = ids(&[4]);
+    });
+    let mut s = grows.clone();
+    s.apply(leave(&[4])).unwrap();
+    assert_eq!(s, grows, "it holds nobody up");
+    let (active, node) = (shard(&s).active, NodeId(1));
+    s.apply(Command::ProposeView { shard: SHARD, active, node, start: StartNumber(1) }).unwrap();
+    s.apply(leave(&[4])).unwrap();
+    let sh = shard(&s);
+    assert_eq!((&sh.members, &sh.away, sh.pending), (&ids(&[1, 2]), &ids(&[4]), None));
+    assert!(sh.is_kept_by(NodeId(4)));
+    s.apply(extend(&[], &[])).unwrap();
+    assert_eq!(shard(&s).members, ids(&[1, 2, 4]), "it comes before others");
+}
+
+/// A volume that was never opened has no chain to become shorter.
+#[test]
+fn before_the_first_view_nothing_becomes_shorter() {
+    let s = with(&volume(2, 2, Ack::All, 1), |sh| sh.active = ViewNumber(0));
+    assert_eq!(s.leavers(&BTreeSet::from([NodeId(2)])), []);
+}

@@ -87,7 +87,9 @@ impl Created {
             return Err(unexpected());
         };
         if !no_wait {
-            volume = wait_until(client, volume, |v| v.state == VolumeState::Ready).await;
+            // A clone of a chain that became shorter begins with as few members.
+            let begins_short = |v: &VolumeStatus| v.state == VolumeState::Degraded && is_settled(v);
+            volume = wait_until(client, volume, |v| v.state == VolumeState::Ready || begins_short(v)).await;
         }
         Ok(Self { volume, notes })
     }
@@ -142,7 +144,7 @@ async fn clone(client: &Client, args: CloneArgs, output: &Output) -> Result<Exit
     let created = Created::by(client, &request, args.no_wait).await;
     if is_for_this {
         // All that a clone has begun with stays. If it has not begun, the snapshot does, too.
-        let has_begun = created.as_ref().is_ok_and(|c| c.volume.state == VolumeState::Ready);
+        let has_begun = created.as_ref().is_ok_and(|c| c.volume.state != VolumeState::Paused);
         if has_begun || created.is_err() {
             snapshot::delete_one(client, &volume, &snapshot).await?;
         }
@@ -327,6 +329,13 @@ fn details(v: &VolumeStatus) -> String {
         if let Some(waits) = &s.waits {
             text.push_str(&format!("shard {}: {waits}\n", s.id));
         }
+        let left = s.away.iter().filter(|n| s.members.iter().all(|m| m.node != **n));
+        for node in left {
+            text.push_str(&format!(
+                "shard {}: {node} left the chain when it failed, and has all that was written until then; its place is kept\n",
+                s.id
+            ));
+        }
         if s.past.is_some_and(|p| p.is_short) {
             text.push_str(&format!("shard {}: {}\n", s.id, history::SHORT));
         }
@@ -430,6 +439,7 @@ mod tests {
                 .into(),
             joining: vec![],
             keepers: vec![],
+            away: vec![],
             waits: None,
             forced: false,
             waits_for: vec![],

@@ -1,0 +1,69 @@
+//! Nodes that may come back to a chain that they left (rule V14), as the leader hears it: pure, with the time as a number.
+//!
+//! Invariants: a node that had failed comes back when it was heard without a pause for a second; each time that it fails again
+//! within ten minutes that is twice as long, up to a minute. Each return of a node that stands still now and then costs those
+//! that are there a stall of a second.
+
+use crate::failures::Look;
+use crate::timing;
+use freebs_types::NodeId;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A node that has failed, or had.
+#[derive(Clone, Copy, Debug)]
+struct Heard {
+    /// When it was last seen to have failed, if this leader saw that.
+    failed_ms: Option<u64>,
+    is_failed: bool,
+    /// It was heard since then without a pause.
+    since_ms: u64,
+    /// It has to be, for so many milliseconds.
+    wait_ms: u64,
+}
+
+/// The nodes that have failed, as this leader has seen it, and those that were away when it began.
+#[derive(Debug, Default)]
+pub(crate) struct Returns {
+    nodes: BTreeMap<NodeId, Heard>,
+}
+
+impl Returns {
+    /// Takes in a look at the nodes.
+    pub fn look(&mut self, now_ms: u64, nodes: &[Look], failed: &BTreeSet<NodeId>, fail_ms: u64) {
+        for n in nodes {
+            if failed.contains(&n.node) {
+                self.has_failed(now_ms, n.node);
+            } else if let Some(h) = self.nodes.get_mut(&n.node) {
+                let is_pause = n.lost || n.silent_ms >= fail_ms / 2;
+                if h.is_failed || is_pause {
+                    (h.is_failed, h.since_ms) = (false, now_ms);
+                }
+            }
+        }
+    }
+
+    fn has_failed(&mut self, now_ms: u64, node: NodeId) {
+        let fresh = Heard { failed_ms: None, is_failed: false, since_ms: now_ms, wait_ms: timing::RETURN_MS };
+        let h = self.nodes.entry(node).or_insert(fresh);
+        if !h.is_failed {
+            let is_again = h.failed_ms.is_some_and(|at| now_ms - at <= timing::RETURN_FORGET_MS);
+            let longer = (2 * h.wait_ms).min(timing::RETURN_MOST_MS);
+            h.wait_ms = if is_again { longer } else { timing::RETURN_MS };
+        }
+        (h.is_failed, h.failed_ms) = (true, Some(now_ms));
+    }
+
+    /// These are away, by the control state. One that this leader has never seen to fail may have failed just before it led.
+    pub fn are_away(&mut self, now_ms: u64, away: &BTreeSet<NodeId>) {
+        let fresh = Heard { failed_ms: None, is_failed: false, since_ms: now_ms, wait_ms: timing::RETURN_MS };
+        for node in away {
+            self.nodes.entry(*node).or_insert(fresh);
+        }
+    }
+
+    /// Nodes that are heard, and may not come back yet.
+    pub fn held(&self, now_ms: u64) -> BTreeSet<NodeId> {
+        let is_held = |h: &Heard| !h.is_failed && now_ms.saturating_sub(h.since_ms) < h.wait_ms;
+        self.nodes.iter().filter(|(_, h)| is_held(h)).map(|(n, _)| *n).collect()
+    }
+}

@@ -1,0 +1,168 @@
+//! Chains that become shorter when members fail, and when these come back (V11, V13, V14).
+
+use crate::failures::{cluster, open};
+use freebs_consensus::Mutant;
+use freebs_consensus::failures::{Failures, Look};
+use freebs_control::{Ack, Command, CreateVolume, State};
+use freebs_types::*;
+use std::collections::BTreeSet;
+
+const FAIL_MS: u64 = 1000;
+const START: StartNumber = StartNumber(3);
+
+fn volume(s: &mut State, name: &str, copies: u8, min_copies: u8) -> (ShardId, Vec<NodeId>) {
+    let new = CreateVolume {
+        name: name.into(),
+        size: 1 << 30,
+        copies: Some(copies),
+        ack: Ack::All,
+        min_copies: Some(min_copies),
+        ..CreateVolume::default()
+    };
+    s.apply(Command::CreateVolume(new)).unwrap();
+    let volume = s.volume_by_name(name).unwrap();
+    let (shard, members) = (volume.shard_id(0), volume.shards[0].members.clone());
+    open(s, shard, 3);
+    (shard, members)
+}
+
+fn leave(of: &[NodeId]) -> Command {
+    Command::LeaveChains { failed: of.iter().map(|n| (*n, START)).collect(), shards: vec![] }
+}
+
+fn extend(away: &[NodeId], waited: &[NodeId]) -> Command {
+    let named = |of: &[NodeId]| of.iter().map(|n| (*n, START)).collect();
+    Command::ExtendChains { away: named(away), waited: named(waited) }
+}
+
+fn apply(s: &mut State, commands: &[Command]) {
+    commands.iter().for_each(|c| assert!(s.apply(c.clone()).is_ok(), "{c:?}"));
+}
+
+/// All that is left of a chain is the chain, and its first member the head, in one command for all shards.
+#[test]
+fn chains_become_shorter_first_and_once() {
+    let mut s = cluster(4);
+    let all: Vec<_> = (0..6).map(|i| volume(&mut s, &format!("v{i}"), 3, 2)).collect();
+    let node = all[0].1[0];
+    let (failed, none) = (BTreeSet::from([node]), BTreeSet::new());
+    let mut f = Failures::default();
+    assert_eq!(f.decide(0, &s, &none, &none), []);
+    let commands = f.decide(100, &s, &failed, &none);
+    assert_eq!(commands, [leave(&[node])]);
+    apply(&mut s, &commands);
+    for (shard, members) in &all {
+        let left: Vec<NodeId> = members.iter().copied().filter(|n| *n != node).collect();
+        assert_eq!(s.shard(*shard).unwrap().members, left);
+    }
+    assert_eq!(f.decide(200, &s, &failed, &none), [], "all is decided");
+    all.iter().filter(|(_, m)| m.contains(&node)).for_each(|(shard, _)| open(&mut s, *shard, 3));
+    assert_eq!(f.decide(300, &s, &failed, &none), [], "the places are kept");
+    // It has been gone for too long: others take them.
+    let commands = f.decide(400, &s, &failed, &failed);
+    assert_eq!(commands, [extend(&[node], &[])]);
+}
+
+/// A shorter chain whose head does not open its view gets another one, as any.
+#[test]
+fn a_head_that_does_not_make_its_chain_shorter_is_replaced() {
+    let mut s = cluster(3);
+    let (shard, members) = volume(&mut s, "v", 3, 2);
+    let (failed, none) = (BTreeSet::from([members[2]]), BTreeSet::new());
+    let mut f = Failures::default();
+    let commands = f.decide(0, &s, &failed, &none);
+    apply(&mut s, &commands);
+    assert_eq!(s.shard(shard).unwrap().members, members[..2]);
+    assert_eq!(f.decide(100, &s, &failed, &none), []);
+    let late = (2..200).map(|i| f.decide(100 * i, &s, &failed, &none)).find(|c| !c.is_empty());
+    assert_eq!(
+        late.expect("it is late"),
+        [Command::ReplaceHead { shard, head: members[0], active: ViewNumber(1), node: members[1] }]
+    );
+}
+
+/// A chain of two that one member leaves, and comes back to.
+struct Flapping {
+    s: State,
+    f: Failures,
+    shard: ShardId,
+    node: NodeId,
+    now: u64,
+}
+
+impl Flapping {
+    fn new(mutant: Option<Mutant>) -> Self {
+        let mut s = cluster(3);
+        let (shard, members) = volume(&mut s, "v", 2, 1);
+        Self { s, f: Failures::new(mutant), shard, node: members[1], now: 1000 }
+    }
+
+    /// The next heartbeat, at which the node has been silent for so long.
+    fn step(&mut self, silent_ms: u64) -> Vec<Command> {
+        self.now += 100;
+        let look = Look { node: self.node, start: START, silent_ms, lost: false };
+        let (failed, _) = self.f.look(self.now, &[look], FAIL_MS);
+        let commands = self.f.decide(self.now, &self.s, &failed, &BTreeSet::new());
+        apply(&mut self.s, &commands);
+        commands
+    }
+
+    /// The node fails.
+    fn fails(&mut self) {
+        let commands = self.step(FAIL_MS);
+        assert_eq!(commands, [leave(&[self.node])]);
+        if !self.s.shard(self.shard).unwrap().active_members.is_empty() {
+            open(&mut self.s, self.shard, 3);
+        }
+    }
+
+    /// It is heard again: after how many milliseconds it is to come to the chain.
+    fn comes(&mut self) -> u64 {
+        let begun = self.now + 100;
+        for _ in 0..1000 {
+            let commands = self.step(0);
+            if !commands.is_empty() {
+                assert_eq!(commands, [extend(&[], &[])]);
+                return self.now - begun;
+            }
+        }
+        panic!("it does not come back");
+    }
+}
+
+#[test]
+fn who_fails_often_comes_back_later_each_time() {
+    let mut scene = Flapping::new(None);
+    for wait in [1, 2, 4, 8, 16, 32, 60, 60] {
+        scene.fails();
+        assert_eq!(scene.comes(), 1000 * wait);
+        assert_eq!(scene.s.shard(scene.shard).unwrap().members.len(), 2);
+    }
+    scene.now += 601_000;
+    scene.fails();
+    assert_eq!(scene.comes(), 1000, "that was long ago");
+    let mut at_once = Flapping::new(Some(Mutant::BackAtOnce));
+    for _ in 0..3 {
+        at_once.fails();
+        assert_eq!(at_once.comes(), 0);
+    }
+}
+
+/// Silence for a moment, of which a heartbeat or two is nothing, begins the time anew.
+#[test]
+fn who_comes_back_is_heard_without_a_pause() {
+    let mut scene = Flapping::new(None);
+    scene.fails();
+    (0..8).for_each(|_| assert_eq!(scene.step(200), []));
+    assert_eq!(scene.step(600), []);
+    assert_eq!(scene.comes(), 900);
+}
+
+/// A new leader hears a node that is away by the control state, and does not know since when.
+#[test]
+fn a_new_leader_listens_first() {
+    let mut scene = Flapping::new(None);
+    scene.fails();
+    scene.f = Failures::default();
+    assert_eq!(scene.comes(), 1000);
+}
