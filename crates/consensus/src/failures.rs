@@ -21,7 +21,7 @@
 use crate::mutant::Mutant;
 use crate::returns::Returns;
 use crate::timing;
-use freebs_control::{Command, State, limits};
+use freebs_control::{Command, Shard, State, limits};
 use freebs_types::{NodeId, ShardId, SnapshotId, StartNumber, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -70,16 +70,19 @@ pub struct Failures {
     /// The same of chains that are too short, and all nodes that are away.
     extended: Option<(u64, BTreeSet<NodeId>, BTreeSet<NodeId>)>,
     returns: Returns,
+    /// Milliseconds for which the place of a node that left a chain is kept; as long as it is not gone, if that is not known.
+    kept_ms: Option<u64>,
     mutant: Option<Mutant>,
     /// Snapshots that are being made, and since when this leader has known it.
     under_way: BTreeMap<SnapshotId, u64>,
 }
 
 impl Failures {
-    /// Of a new leader. `mutant`: the rule that is left out.
+    /// Of a new leader, who keeps the places of nodes that left chains for so many milliseconds. `mutant`: the rule that is left
+    /// out.
     #[must_use]
-    pub fn new(mutant: Option<Mutant>) -> Self {
-        Self { mutant, ..Self::default() }
+    pub fn new(kept_ms: u64, mutant: Option<Mutant>) -> Self {
+        Self { kept_ms: Some(kept_ms), mutant, ..Self::default() }
     }
 
     /// Another node can't reach this one either.
@@ -166,7 +169,10 @@ impl Failures {
     ) -> Option<Command> {
         let held = if self.mutant == Some(Mutant::BackAtOnce) { BTreeSet::new() } else { self.returns.held(now_ms) };
         let away: BTreeSet<NodeId> = failed.union(gone).chain(&held).copied().collect();
-        let waited: BTreeSet<NodeId> = away.difference(gone).copied().collect();
+        // Nor is a place kept for one that comes and goes, and never stays for long enough.
+        let missed = self.kept_ms.map_or(BTreeSet::new(), |ms| self.returns.missed(now_ms, ms));
+        let waited: BTreeSet<NodeId> =
+            away.iter().filter(|n| !gone.contains(n) && !missed.contains(n)).copied().collect();
         let same = |(revision, a, w): &(u64, BTreeSet<NodeId>, BTreeSet<NodeId>)| {
             *revision == state.revision() && *a == away && *w == waited
         };
@@ -180,15 +186,14 @@ impl Failures {
         }
         // Only of nodes that left a chain any places are kept.
         let left = state.away_nodes();
-        let named = |of: &BTreeSet<NodeId>| of.iter().filter_map(|n| Some((*n, state.node(*n)?.start))).collect();
         let waited = waited.intersection(&left).copied().collect();
-        Some(Command::ExtendChains { away: named(&away), waited: named(&waited) })
+        Some(Command::ExtendChains { away: named(state, &away), waited: named(state, &waited) })
     }
 
     /// Shorter chains where those that have failed are needed, all in one command.
     fn leave(&mut self, state: &State, failed: &BTreeSet<NodeId>) -> Option<Command> {
         let is_settled = self.left.as_ref().is_some_and(|(revision, of)| *revision == state.revision() && of == failed);
-        if failed.is_empty() || is_settled {
+        if failed.is_empty() || is_settled || self.mutant == Some(Mutant::ChainsStay) {
             return None;
         }
         let leaving = state.leavers(failed);
@@ -196,16 +201,21 @@ impl Failures {
             self.left = Some((state.revision(), failed.clone()));
             return None;
         }
-        // One command names only so many, and whoever is not named counts as there: those of these chains first.
-        let shards = leaving.iter().filter_map(|l| state.shard(l.shard));
-        let of_chains: BTreeSet<NodeId> = shards
-            .flat_map(|s| s.view_members().iter().chain(&s.members))
-            .filter(|n| failed.contains(n))
-            .copied()
-            .collect();
-        let all = of_chains.iter().chain(failed.difference(&of_chains));
-        let failed = all.filter_map(|n| Some((*n, state.node(*n)?.start))).take(limits::FAILED_NODES_MAX).collect();
-        Some(Command::LeaveChains { failed, shards: Vec::new() })
+        if failed.len() <= limits::FAILED_NODES_MAX {
+            return Some(Command::LeaveChains { failed: named(state, failed), shards: Vec::new() });
+        }
+        // One command names only so many, and whoever is not named counts as there: as many chains as can be named with all that
+        // have failed in them, and only these. The others follow.
+        let (mut nodes, mut shards) = (BTreeSet::new(), Vec::new());
+        for of in leaving.iter().take(limits::LEFT_SHARDS_MAX) {
+            let Some(shard) = state.shard(of.shard) else { continue };
+            let more: BTreeSet<NodeId> = nodes.union(&failed_of(shard, failed)).copied().collect();
+            if more.len() <= limits::FAILED_NODES_MAX {
+                nodes = more;
+                shards.push((of.shard, shard.active));
+            }
+        }
+        Some(Command::LeaveChains { failed: named(state, &nodes), shards })
     }
 
     /// Other members in place of those that are gone, as far as there are nodes to spare.
@@ -257,7 +267,7 @@ impl Failures {
             return;
         }
         self.looked_through = Some(state.revision());
-        self.returns.are_away(now_ms, &state.away_nodes());
+        self.returns.are_away(now_ms, &state.away_nodes(), &state.left_nodes());
         let before = std::mem::take(&mut self.opening);
         for (shard, head, active) in state.unopened().into_iter().take(WATCHED_MAX) {
             let fresh = Opening { head, active, since_ms: now_ms, patience_ms: timing::OPEN_MS };
@@ -278,9 +288,8 @@ impl Failures {
             }
             o.since_ms = now_ms;
             // Who is in a shorter plan may be unable to open it, and somebody is back who has everything.
-            if state.regrown(*shard, failed).is_some() {
-                let failed = failed.iter().filter_map(|n| Some((*n, state.node(*n)?.start)));
-                let failed = failed.take(limits::FAILED_NODES_MAX).collect();
+            if let Some(of) = state.shard(*shard).filter(|_| state.regrown(*shard, failed).is_some()) {
+                let failed = named(state, &failed_of(of, failed));
                 commands.push(Command::LeaveChains { failed, shards: vec![(*shard, o.active)] });
                 continue;
             }
@@ -292,4 +301,14 @@ impl Failures {
         }
         commands
     }
+}
+
+/// The nodes as commands name them.
+fn named(state: &State, nodes: &BTreeSet<NodeId>) -> Vec<(NodeId, StartNumber)> {
+    nodes.iter().filter_map(|n| Some((*n, state.node(*n)?.start))).collect()
+}
+
+/// Those of the failed nodes on which a shard's next chain depends; no more than are in two chains.
+fn failed_of(shard: &Shard, failed: &BTreeSet<NodeId>) -> BTreeSet<NodeId> {
+    shard.view_members().iter().chain(&shard.members).filter(|n| failed.contains(n)).copied().collect()
 }

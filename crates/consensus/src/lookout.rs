@@ -57,12 +57,12 @@ impl Lookout {
     /// Of a seat that has not led. `mutant`: the rule that its orders leave out.
     #[must_use]
     pub fn new(mutant: Option<Mutant>) -> Self {
-        Self { failures: Failures::new(mutant), mutant, ..Self::default() }
+        Self { mutant, ..Self::default() }
     }
 
     /// This seat does not lead; `leader` does, if that is known.
     pub fn follow(&mut self, leader: Option<NodeId>) {
-        (self.lead, self.failures) = (None, Failures::new(self.mutant));
+        (self.lead, self.failures) = (None, Failures::default());
         self.led_before = leader.or(self.led_before);
     }
 
@@ -90,7 +90,7 @@ impl Lookout {
     ) -> Findings {
         let since = match self.lead {
             Some((of, since)) if of == lead => since,
-            _ => self.begin(now_ms, lead),
+            _ => self.begin(now_ms, lead, timing.gone_ms),
         };
         if self.deciding {
             return Findings::default();
@@ -117,8 +117,8 @@ impl Lookout {
 
     /// Another lead begins, now. A seat that leads because the one before was given up need not find out again that this one
     /// has failed. If that has been started again since, it has not.
-    fn begin(&mut self, now_ms: u64, lead: Led) -> u64 {
-        (self.lead, self.failures, self.deciding) = (Some((lead, now_ms)), Failures::new(self.mutant), false);
+    fn begin(&mut self, now_ms: u64, lead: Led, gone_ms: u64) -> u64 {
+        (self.lead, self.failures, self.deciding) = (Some((lead, now_ms)), Failures::new(gone_ms, self.mutant), false);
         if let Some((node, start, at_ms)) = self.given_up.take() {
             self.failures.inherit(at_ms, node, start);
         }

@@ -15,6 +15,8 @@ pub enum Mutant {
     RequestsNumberedAnew,
     /// L5: who believes to lead decides without a quorum that says so, and goes on with it when another one leads.
     LeaderUnconfirmed,
+    /// V11: no chain becomes shorter.
+    ChainsStay,
     /// V14: who had failed may come back to a chain as soon as it is heard, however often it has failed.
     BackAtOnce,
     /// E7: the first page that is not whole ends the log, whatever lies behind it.

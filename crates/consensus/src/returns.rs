@@ -2,7 +2,8 @@
 //!
 //! Invariants: a node that had failed comes back when it was heard without a pause for a second; each time that it fails again
 //! within ten minutes that is twice as long, up to a minute. Each return of a node that stands still now and then costs those
-//! that are there a stall of a second.
+//! that are there a stall of a second. It may come back for as long as it likes, and its place is kept for a while only: one that
+//! comes and goes without end would never be heard for long enough.
 
 use crate::failures::Look;
 use crate::timing;
@@ -21,10 +22,27 @@ struct Heard {
     wait_ms: u64,
 }
 
+/// For how long a node has been out of chains that it left, as far as this leader knows. While it learns, on its way back, nothing
+/// is added.
+#[derive(Clone, Copy, Debug, Default)]
+struct Away {
+    before_ms: u64,
+    /// It is out now, since then.
+    since_ms: Option<u64>,
+}
+
+impl Away {
+    fn so_far(self, now_ms: u64) -> u64 {
+        self.before_ms + self.since_ms.map_or(0, |since| now_ms.saturating_sub(since))
+    }
+}
+
 /// The nodes that have failed, as this leader has seen it, and those that were away when it began.
 #[derive(Debug, Default)]
 pub(crate) struct Returns {
     nodes: BTreeMap<NodeId, Heard>,
+    /// Nodes that left chains and are not back in all of them.
+    away: BTreeMap<NodeId, Away>,
 }
 
 impl Returns {
@@ -53,11 +71,16 @@ impl Returns {
         (h.is_failed, h.failed_ms) = (true, Some(now_ms));
     }
 
-    /// These are away, by the control state. One that this leader has never seen to fail may have failed just before it led.
-    pub fn are_away(&mut self, now_ms: u64, away: &BTreeSet<NodeId>) {
+    /// These are away, by the control state, and of these some are out of a chain (`left`). One that this leader has never seen to fail may have failed just before it led.
+    pub fn are_away(&mut self, now_ms: u64, away: &BTreeSet<NodeId>, left: &BTreeSet<NodeId>) {
         let fresh = Heard { failed_ms: None, is_failed: false, since_ms: now_ms, wait_ms: timing::RETURN_MS };
+        self.away.retain(|node, _| away.contains(node));
         for node in away {
             self.nodes.entry(*node).or_insert(fresh);
+            let a = self.away.entry(*node).or_default();
+            if left.contains(node) != a.since_ms.is_some() {
+                *a = Away { before_ms: a.so_far(now_ms), since_ms: left.contains(node).then_some(now_ms) };
+            }
         }
     }
 
@@ -65,5 +88,10 @@ impl Returns {
     pub fn held(&self, now_ms: u64) -> BTreeSet<NodeId> {
         let is_held = |h: &Heard| !h.is_failed && now_ms.saturating_sub(h.since_ms) < h.wait_ms;
         self.nodes.iter().filter(|(_, h)| is_held(h)).map(|(n, _)| *n).collect()
+    }
+
+    /// Nodes that have been out of chains for so long, all together.
+    pub fn missed(&self, now_ms: u64, for_ms: u64) -> BTreeSet<NodeId> {
+        self.away.iter().filter(|(_, a)| a.so_far(now_ms) >= for_ms).map(|(n, _)| *n).collect()
     }
 }

@@ -120,6 +120,13 @@ impl State {
         self.volumes.values().flat_map(|v| v.shards.iter().flat_map(|s| s.away.iter().copied())).collect()
     }
 
+    /// Those of them that are out of such a chain now: the others are on their way back to all.
+    #[must_use]
+    pub fn left_nodes(&self) -> BTreeSet<NodeId> {
+        let left = |s: &Shard| s.away.iter().filter(|n| !s.members.contains(n)).copied().collect::<Vec<_>>();
+        self.volumes.values().flat_map(|v| v.shards.iter().flat_map(left)).collect()
+    }
+
     /// The member to be replaced and the one in its place, if there is something to be done: those that are left can
     /// go on, and there is a node to spare. A former member comes first, for it has the most; then who carries least.
     fn replacement(

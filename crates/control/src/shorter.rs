@@ -24,38 +24,63 @@ pub struct Leaving {
     pub chain: Vec<NodeId>,
 }
 
+/// What a chain's volume says of its copies.
+struct Counts {
+    /// So many it is to have.
+    copies: u8,
+    /// The active view needs the answers of all its members.
+    is_of_all: bool,
+}
+
+impl Counts {
+    fn of(volume: &Volume, shard: &Shard) -> Self {
+        let len = shard.view_members().len();
+        Self { copies: volume.copies, is_of_all: volume.quorum(len) == len }
+    }
+}
+
 impl Shard {
-    /// The chain becomes this one, of members that have everything. Who leaves it and has everything, too, is away.
-    fn leave(&mut self, chain: Vec<NodeId>, copies: u8, mutant: Option<Mutant>) {
+    /// The chain becomes this one. Who leaves it is away: of those the last have everything, as a chain of this quorum has it.
+    fn leave(&mut self, chain: Vec<NodeId>, of: &Counts, mutant: Option<Mutant>) {
         if self.members == chain {
             return;
         }
         if self.active.0 > 0 && self.active_members.is_empty() {
             self.active_members.clone_from(&self.members);
         }
+        let has_all: Vec<NodeId> =
+            self.active_members.iter().filter(|n| self.has_all(n, of.is_of_all)).copied().collect();
         let leaves = |n: &&NodeId| !chain.contains(n);
-        let left = self.active_members.iter().filter(leaves);
-        let last: Vec<NodeId> = left.filter(|n| self.has_all(n) && !self.away.contains(n)).copied().collect();
-        // One that was to come, and never was a member, lacks most. What it has learned stays where it is.
-        let is_new = |n: &&NodeId| leaves(n) && !self.active_members.contains(n) && !self.away.contains(n);
-        let new: Vec<NodeId> = self.members.iter().filter(is_new).copied().collect();
+        let last: Vec<NodeId> = has_all.iter().filter(leaves).copied().collect();
+        // One that was still to learn lacks most. What it has learned stays where it is.
+        let is_new = |n: &&NodeId| leaves(n) && !last.contains(n) && !self.away.contains(n);
+        let of_both = self.members.iter().chain(self.active_members.iter().filter(|n| !self.members.contains(n)));
+        let new: Vec<NodeId> = of_both.filter(is_new).copied().collect();
         if mutant != Some(Mutant::AwayForgotten) {
+            self.away.retain(|n| !last.contains(n));
             self.away.splice(0..0, new);
             self.away.extend(last);
         }
         self.keepers.retain(|n| !chain.contains(n) && !self.away.contains(n));
         self.members = chain;
-        self.joining.retain(|n| self.members.contains(n));
+        self.joining.retain(|n| self.members.contains(n) && !has_all.contains(n));
         self.tidy_away();
         self.pending = None;
-        self.stay(copies);
+        self.stay(of.copies);
     }
 
-    /// True of a member of the active view that has everything: also of one that a plan leaves out, which is not active yet.
-    fn has_all(&self, node: &NodeId) -> bool {
-        let learns = self.joining.contains(node) || self.learning.contains(node);
+    /// True of a member of the active view that has everything: also of one that a plan leaves out, which is not active yet. A view
+    /// that needs the answers of all its members (`is_of_all`) became active because each of them had everything, those that were
+    /// new in it, too, whether that was told or not.
+    fn has_all(&self, node: &NodeId, is_of_all: bool) -> bool {
+        let is_new = self.learning.contains(node);
+        if is_new && is_of_all && self.view_members().contains(node) {
+            return true;
+        }
         let is_planned = self.active_members.is_empty() || self.members.contains(node);
-        !learns && (is_planned || self.away.contains(node) || self.keepers.contains(node))
+        !is_new
+            && !self.joining.contains(node)
+            && (is_planned || self.away.contains(node) || self.keepers.contains(node))
     }
 
     /// A member that has everything is not away; and of too many the first that left are forgotten.
@@ -88,7 +113,8 @@ impl State {
     ) -> Option<Vec<NodeId>> {
         let of_view = shard.view_members();
         let is_there = |n: &NodeId| !failed.contains(n) && self.node(*n).is_some_and(|n| n.start.0 > 0);
-        let is_whole = |n: &NodeId| shard.has_all(n) || mutant == Some(Mutant::LearnersStay);
+        let of_all = Counts::of(volume, shard).is_of_all;
+        let is_whole = |n: &NodeId| shard.has_all(n, of_all) || mutant == Some(Mutant::LearnersStay);
         let whole: Vec<NodeId> = of_view.iter().copied().filter(|n| is_there(n) && is_whole(n)).collect();
         let quorum = volume.quorum(of_view.len());
         let has_failed = of_view.iter().any(|n| failed.contains(n));
@@ -97,8 +123,8 @@ impl State {
         }
         let least = if mutant == Some(Mutant::LeavesBelowLeast) { 1 } else { usize::from(volume.min_copies).max(1) };
         // An empty log counts only of a member that was new in the view; of one that was not looked at nothing does.
-        let counts =
-            |n: &&NodeId| is_there(n) && !shard.unseen.contains(n) && (shard.has_all(n) || shard.learning.contains(n));
+        let may_answer = |n: &NodeId| shard.has_all(n, of_all) || shard.learning.contains(n);
+        let counts = |n: &&NodeId| is_there(n) && !shard.unseen.contains(n) && may_answer(n);
         let is_sealed = of_view.iter().filter(counts).count() + quorum > of_view.len();
         // Before the first view there is nothing that could not be answered, and no chain to reckon from.
         let is_under_way = shard.forced.is_some() || shard.active.0 == 0;
@@ -145,14 +171,15 @@ impl State {
     /// plan first. `None` if the plan has them all. One of them alone may be unable to lead, or to seal.
     #[must_use]
     pub fn regrown(&self, id: ShardId, failed: &BTreeSet<NodeId>) -> Option<Leaving> {
-        let shard = self.shard(id)?;
+        let (volume, shard) = (self.volume(id.volume)?, self.shard(id)?);
+        let of_all = Counts::of(volume, shard).is_of_all;
         let is_of_view = |n: &NodeId| shard.active_members.contains(n);
         let is_shorter = shard.members.len() < shard.active_members.len() && shard.members.iter().all(is_of_view);
         if shard.active.0 == 0 || shard.forced.is_some() || !is_shorter {
             return None;
         }
         let is_there = |n: &NodeId| !failed.contains(n) && self.node(*n).is_some_and(|n| n.start.0 > 0);
-        let is_back = |n: &&NodeId| is_there(n) && shard.has_all(n) && !shard.members.contains(n);
+        let is_back = |n: &&NodeId| is_there(n) && shard.has_all(n, of_all) && !shard.members.contains(n);
         let back: Vec<NodeId> = shard.active_members.iter().filter(is_back).copied().collect();
         let chain = [&shard.members[..], &back].concat();
         (!back.is_empty()).then_some(Leaving { shard: id, head: shard.head()?, chain })
@@ -187,8 +214,9 @@ impl State {
                 changed.push(self.volume_to_change(id.volume)?);
             }
             let volume = changed.last_mut().expect("pushed above");
-            let copies = volume.copies;
-            shard_of(volume, id)?.leave(chain, copies, mutant);
+            let shard = shard_of(volume, id)?.clone();
+            let of = Counts::of(volume, &shard);
+            shard_of(volume, id)?.leave(chain, &of, mutant);
         }
         changed.into_iter().for_each(|volume| self.commit(volume));
         Ok(Outcome::Moved)

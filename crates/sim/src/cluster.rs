@@ -10,6 +10,7 @@ use crate::leader::Leader;
 use crate::network::{Arrival, EndPoint, Network, Place, Receiver};
 use crate::node::{Node, Rate, Shared, check_space};
 use crate::oracle::{Oracle, Stamp};
+use crate::progress;
 use crate::raft::Seats;
 use crate::rng::Rng;
 use crate::snapshots::Made;
@@ -236,6 +237,9 @@ impl Cluster {
         if self.config.has_leader && !self.config.has_seats {
             let leader = Leader::new(Rng::fork(self.config.seed, 8), self.mutants.seats);
             tokio::task::spawn_local(leader.lead(self.clone()));
+        }
+        if self.config.is_watched {
+            tokio::task::spawn_local(progress::watch(self.clone()));
         }
         let cluster = self.clone();
         tokio::task::spawn_local(async move {

@@ -146,6 +146,8 @@ pub struct Config {
     pub gone: Nanos,
     /// Clocks of hosts run too fast or too slow by up to the bound that leases count on.
     pub clocks_drift: bool,
+    /// Nodes do nothing worse than die, or stand still: clients get their answers soon where enough of them are up.
+    pub is_watched: bool,
     /// The parts that were left out.
     pub less: Less,
 }
@@ -162,6 +164,8 @@ const SEATS_SALT: u64 = 3321;
 const SHORTER_SHARE: f64 = 0.25;
 /// Chosen so that no seed that is kept, or that notices a mutant, became one of them.
 const SHORTER_SALT: u64 = 11_509;
+/// Requests of a volume's clients in the runs in which it is watched that they are answered.
+const WATCHED_REQUESTS: u64 = 4000;
 /// Such a run may take this much longer to get well: a command is tried for ten seconds before it is given up.
 const SEATS_SETTLE: Nanos = Nanos::from_millis(15_000);
 
@@ -279,6 +283,7 @@ impl Config {
             restart_max: Nanos::from_millis(restart_max),
             gone: Nanos(u64::MAX),
             clocks_drift: Rng::fork(seed, 11).chance(0.5),
+            is_watched: false,
             less: Less::default(),
         }
     }
@@ -432,6 +437,18 @@ impl Config {
         self.odds.pause_long = 0.2 + luck.below(1000) as f64 / 2000.0;
         self.load = self.load.plus(Nanos::from_millis(4000));
         self.until = self.load;
+        if self.has_keys && luck.chance(0.5) { self.watched(&mut luck) } else { self }
+    }
+
+    /// All else is as it should be, and clients have something to ask to the end.
+    fn watched(mut self, luck: &mut Rng) -> Self {
+        let (pause_long, pause_node, kill_node) = (self.odds.pause_long, luck.below(1000) as f64 / 2000.0, 0.2);
+        self.odds = Odds { pause_long, pause_node, kill_node, ..Odds::default() };
+        self.slowness.fill(1);
+        (self.net.lost, self.net.flipped) = (0.0, 0.0);
+        self.request_limit = Nanos::from_millis(120_000);
+        self.volumes.iter_mut().for_each(|v| v.requests = WATCHED_REQUESTS);
+        self.is_watched = true;
         self
     }
 

@@ -37,3 +37,8 @@ pub(crate) const SLOW_MAX: Nanos = Nanos::from_millis(4000);
 pub(crate) const STALL_LOOK: Nanos = Nanos::from_millis(50);
 /// The shortest run that still fails is looked for in steps of this length: shorter than what happens in it takes.
 pub(crate) const SHRINK_STEP: Nanos = Nanos::from_millis(10);
+/// It is looked this often whether clients get answers where they should.
+pub(crate) const PROGRESS_LOOK: Nanos = Nanos::from_millis(20);
+/// They get them within this time, where enough members are up: a second until silence counts, and the way to another view, now
+/// and then twice.
+pub(crate) const PROGRESS_MOST: Nanos = Nanos::from_millis(2500);

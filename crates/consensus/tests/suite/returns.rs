@@ -3,11 +3,12 @@
 use crate::failures::{cluster, open};
 use freebs_consensus::Mutant;
 use freebs_consensus::failures::{Failures, Look};
-use freebs_control::{Ack, Command, CreateVolume, State};
+use freebs_control::{Ack, Command, CreateVolume, State, limits};
 use freebs_types::*;
 use std::collections::BTreeSet;
 
 const FAIL_MS: u64 = 1000;
+const GONE_MS: u64 = 600_000;
 const START: StartNumber = StartNumber(3);
 
 fn volume(s: &mut State, name: &str, copies: u8, min_copies: u8) -> (ShardId, Vec<NodeId>) {
@@ -94,7 +95,7 @@ impl Flapping {
     fn new(mutant: Option<Mutant>) -> Self {
         let mut s = cluster(3);
         let (shard, members) = volume(&mut s, "v", 2, 1);
-        Self { s, f: Failures::new(mutant), shard, node: members[1], now: 1000 }
+        Self { s, f: Failures::new(GONE_MS, mutant), shard, node: members[1], now: 1000 }
     }
 
     /// The next heartbeat, at which the node has been silent for so long.
@@ -111,8 +112,16 @@ impl Flapping {
     fn fails(&mut self) {
         let commands = self.step(FAIL_MS);
         assert_eq!(commands, [leave(&[self.node])]);
+        self.open();
+    }
+
+    /// The view of the plan, if there is one, in which all have everything.
+    fn open(&mut self) {
         if !self.s.shard(self.shard).unwrap().active_members.is_empty() {
             open(&mut self.s, self.shard, 3);
+            let shard = self.s.shard(self.shard).unwrap();
+            let (shard, view, nodes) = (self.shard, shard.active, shard.joining.clone());
+            apply(&mut self.s, &[Command::MembersComplete { shard, view, nodes }]);
         }
     }
 
@@ -137,6 +146,7 @@ fn who_fails_often_comes_back_later_each_time() {
         scene.fails();
         assert_eq!(scene.comes(), 1000 * wait);
         assert_eq!(scene.s.shard(scene.shard).unwrap().members.len(), 2);
+        scene.open();
     }
     scene.now += 601_000;
     scene.fails();
@@ -165,4 +175,68 @@ fn a_new_leader_listens_first() {
     scene.fails();
     scene.f = Failures::default();
     assert_eq!(scene.comes(), 1000);
+}
+
+/// It stands still for a moment every forty seconds: never for so long that it were gone, and never heard for long enough to come
+/// back. Its place was kept without end, and the node to spare had nothing to do.
+#[test]
+fn the_place_of_one_that_comes_and_goes_is_not_kept_without_end() {
+    let mut scene = Flapping::new(None);
+    let (begun, spare) = (scene.now, NodeId(3));
+    assert!(!scene.s.shard(scene.shard).unwrap().members.contains(&spare));
+    let others = loop {
+        let silent = if scene.now % 40_000 < 2000 { FAIL_MS } else { 0 };
+        scene.step(silent);
+        scene.open();
+        let members = &scene.s.shard(scene.shard).unwrap().members;
+        if members.contains(&spare) {
+            break members.clone();
+        }
+        assert!(scene.now - begun < 3 * GONE_MS, "its place is kept");
+    };
+    assert!(
+        scene.now - begun >= GONE_MS && !others.contains(&scene.node),
+        "after {} ms: {others:?}",
+        scene.now - begun
+    );
+}
+
+/// A node that learns for longer than places are kept, and then fails for a moment, comes back to its place all the same.
+#[test]
+fn who_learns_for_long_keeps_its_place() {
+    let mut scene = Flapping::new(None);
+    scene.fails();
+    scene.comes();
+    scene.now += 3 * GONE_MS;
+    scene.fails();
+    let plan = scene.s.shard(scene.shard).unwrap();
+    assert_eq!((plan.members.len(), &plan.away), (1, &vec![scene.node]));
+    scene.comes();
+}
+
+/// One command can't name all that have failed. Each that is given makes some chains shorter, of which it names all that have.
+#[test]
+fn more_nodes_fail_than_a_command_names() {
+    let mut s = cluster(240);
+    let shards: Vec<ShardId> = (0..90).map(|i| volume(&mut s, &format!("v{i}"), 2, 1).0).collect();
+    let heads: BTreeSet<NodeId> = shards.iter().map(|id| s.shard(*id).unwrap().members[0]).collect();
+    let tails = shards.iter().map(|id| s.shard(*id).unwrap().members[1]);
+    let failed: BTreeSet<NodeId> = tails.filter(|n| !heads.contains(n)).collect();
+    assert!(failed.len() > limits::FAILED_NODES_MAX, "{}", failed.len());
+    let (mut f, none) = (Failures::default(), BTreeSet::new());
+    for at in 0.. {
+        let commands = f.decide(100 * at, &s, &failed, &none);
+        if commands.is_empty() {
+            break;
+        }
+        for command in &commands {
+            let before = s.clone();
+            apply(&mut s, std::slice::from_ref(command));
+            assert_ne!(s, before, "{command:?} changes nothing");
+        }
+    }
+    for id in shards {
+        let shard = s.shard(id).unwrap();
+        assert!(shard.members.iter().all(|n| !failed.contains(n)), "{:?}", shard.members);
+    }
 }
