@@ -287,7 +287,7 @@ impl Failures {
                 continue;
             }
             o.since_ms = now_ms;
-            // Who is in a shorter plan may be unable to open it, and somebody is back who has everything.
+            // The members of a shorter plan may be unable to open it, and somebody is back who has everything.
             if let Some(of) = state.shard(*shard).filter(|_| state.regrown(*shard, failed).is_some()) {
                 let failed = named(state, &failed_of(of, failed));
                 commands.push(Command::LeaveChains { failed, shards: vec![(*shard, o.active)] });

@@ -24,7 +24,7 @@ pub struct Leaving {
     pub chain: Vec<NodeId>,
 }
 
-/// What a chain's volume says of its copies.
+/// The copies of a chain, as its volume says.
 struct Counts {
     /// So many it is to have.
     copies: u8,

@@ -79,7 +79,7 @@ pub const DRIVER: [Driver; 10] = [
 /// member learns. `NewMembersFirst` (V1): a new member that opens a view fetches all of the one before it first, which
 /// takes longer and shows nothing wrong in hundreds of runs.
 /// `LeavesBelowLeast`, `LeavesUnsealed` and `LearnersStay` (V11), `ComingHoldsUp` (V14) and `AwayForgotten` (V13): what they do
-/// is late or dear, and nothing wrong.
+/// is late or dear, and nothing wrong; seldom by so much that clients would wait for as long as with `ChainsStay`.
 /// `LeastIsOwn` (V15): no rebuild leaves out nodes of a chain that had become shorter.
 /// `SealsAreBranches` (V10): the lost would have to be back between the operator's word and the seal.
 pub const CONTROL: [Control; 7] = [

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// What was seen at the last look.
+/// The state at the last look.
 #[derive(Default)]
 struct Seen {
     up: BTreeSet<NodeId>,
