@@ -52,10 +52,10 @@ impl Shard {
             self.active_members.iter().filter(|n| self.has_all(n, of.is_of_all)).copied().collect();
         let leaves = |n: &&NodeId| !chain.contains(n);
         let last: Vec<NodeId> = has_all.iter().filter(leaves).copied().collect();
-        // One that was still to learn lacks most. What it has learned stays where it is.
-        let is_new = |n: &&NodeId| leaves(n) && !last.contains(n) && !self.away.contains(n);
-        let of_both = self.members.iter().chain(self.active_members.iter().filter(|n| !self.members.contains(n)));
-        let new: Vec<NodeId> = of_both.filter(is_new).copied().collect();
+        // One that was to come, or is new in the view, lacks most. What it has learned stays where it is.
+        let is_new = |n: &&NodeId| !self.active_members.contains(n) || self.learning.contains(n);
+        let comes_last = |n: &&NodeId| leaves(n) && is_new(n) && !last.contains(n) && !self.away.contains(n);
+        let new: Vec<NodeId> = self.members.iter().filter(comes_last).copied().collect();
         if mutant != Some(Mutant::AwayForgotten) {
             self.away.retain(|n| !last.contains(n));
             self.away.splice(0..0, new);

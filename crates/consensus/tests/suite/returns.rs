@@ -207,6 +207,7 @@ fn who_learns_for_long_keeps_its_place() {
     let mut scene = Flapping::new(None);
     scene.fails();
     scene.comes();
+    assert_eq!(scene.step(0), [], "it is learning");
     scene.now += 3 * GONE_MS;
     scene.fails();
     let plan = scene.s.shard(scene.shard).unwrap();
