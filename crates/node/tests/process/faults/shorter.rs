@@ -6,7 +6,7 @@ use super::rig::{Moments, Rig, SOME, VOLUME, pid_of, start_node};
 use crate::support::cluster::{Cluster, Setup};
 use crate::support::load::Answers;
 use crate::support::plane::settled;
-use crate::support::tools::{told, wait_for};
+use crate::support::tools::{told, wait_for, wait_within};
 use crate::support::{Weight, full, rounds, turn};
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,8 @@ const ASKED: f64 = 1.5;
 /// The figures are printed beside what is asked of them. A client that waits for so much longer, whatever else the machine has to
 /// do, waited for the member.
 const NEVER: Duration = Duration::from_secs(10);
+/// A node that has failed again and again within ten minutes is heard for a minute, without a pause, before it comes back (V14).
+const RETURNS: Duration = Duration::from_secs(300);
 
 /// A volume of that shape on nodes all of which vote.
 struct Scene {
@@ -91,7 +93,7 @@ impl Scene {
         } else {
             self.c.resume(pid)
         }
-        wait_for("it to be back", || self.is_whole().then_some(()));
+        wait_within(RETURNS, "it to be back", || self.is_whole().then_some(()));
         Moments { hit, back }
     }
 
