@@ -11,7 +11,8 @@
 //! - A snapshot that does not come to an end within `SNAPSHOT_MS` fails, or it would keep others out, and be made when its
 //!   volume is back, long after whoever asked for it was told that there is none.
 //! - A chain that can answer nothing without members that have failed becomes shorter (V11); and one to which a failed node
-//!   was to come goes on without it (V14).
+//!   was to come goes on without it (V14), as one does that has to open a view before those that come have everything. A node
+//!   that was never started since the control state was made again has failed when a leader has waited for it for a while.
 //! - A chain that is shorter than its volume is to have it gets another member as soon as a node is to spare. Those that left
 //!   it come first, and their places are kept until they are gone (V13); who had failed is heard for a while before (`returns`).
 //!
@@ -63,8 +64,10 @@ pub struct Failures {
     /// For these failed nodes nothing was left to move in the state of this revision: it need not be gone through
     /// again at each heartbeat.
     settled: Option<(u64, BTreeSet<NodeId>)>,
-    /// The same of chains that become shorter.
-    left: Option<(u64, BTreeSet<NodeId>)>,
+    /// The same of chains that become shorter, and while nodes that were never started are waited for.
+    left: Option<(u64, BTreeSet<NodeId>, bool)>,
+    /// When this leader first decided anything.
+    begun_ms: Option<u64>,
     /// The same of those that are gone.
     replaced: Option<(u64, BTreeSet<NodeId>, BTreeSet<NodeId>)>,
     /// The same of chains that are too short, and all nodes that are away.
@@ -136,7 +139,8 @@ impl Failures {
     ) -> Vec<Command> {
         self.watch(now_ms, state);
         let mut commands = self.abandoned(now_ms, state);
-        commands.extend(self.leave(state, failed));
+        commands.extend(self.leave(now_ms, state, failed));
+        commands.extend(self.go_on(state));
         commands.extend(self.fail_over(state, failed));
         commands.extend(self.late(now_ms, state, failed));
         if commands.is_empty() {
@@ -171,8 +175,9 @@ impl Failures {
         let away: BTreeSet<NodeId> = failed.union(gone).chain(&held).copied().collect();
         // Nor is a place kept for one that comes and goes, and never stays for long enough.
         let missed = self.kept_ms.map_or(BTreeSet::new(), |ms| self.returns.missed(now_ms, ms));
-        let waited: BTreeSet<NodeId> =
-            away.iter().filter(|n| !gone.contains(n) && !missed.contains(n)).copied().collect();
+        let never = never_started(state);
+        let awaited = away.union(&never).filter(|n| !gone.contains(n) && !missed.contains(n));
+        let waited: BTreeSet<NodeId> = awaited.copied().collect();
         let same = |(revision, a, w): &(u64, BTreeSet<NodeId>, BTreeSet<NodeId>)| {
             *revision == state.revision() && *a == away && *w == waited
         };
@@ -186,22 +191,28 @@ impl Failures {
         }
         // Only of nodes that left a chain any places are kept.
         let left = state.away_nodes();
-        let waited = waited.intersection(&left).copied().collect();
+        let waited = waited.intersection(&left).copied().take(limits::FAILED_NODES_MAX).collect();
         Some(Command::ExtendChains { away: named(state, &away), waited: named(state, &waited) })
     }
 
     /// Shorter chains where those that have failed are needed, all in one command.
-    fn leave(&mut self, state: &State, failed: &BTreeSet<NodeId>) -> Option<Command> {
-        let is_settled = self.left.as_ref().is_some_and(|(revision, of)| *revision == state.revision() && of == failed);
-        if failed.is_empty() || is_settled || self.mutant == Some(Mutant::ChainsStay) {
+    fn leave(&mut self, now_ms: u64, state: &State, failed: &BTreeSet<NodeId>) -> Option<Command> {
+        let begun_ms = *self.begun_ms.get_or_insert(now_ms);
+        // One that was never started since the control state was made again may be about to be.
+        let waits = now_ms - begun_ms < timing::OPEN_MS;
+        let now = (state.revision(), failed.clone(), waits);
+        if self.left.as_ref() == Some(&now) || self.mutant == Some(Mutant::ChainsStay) {
             return None;
         }
-        let leaving = state.leavers(failed);
+        let mut leaving = state.leavers(failed);
+        let all = leaving.len();
+        let has_failed = |id: ShardId| state.shard(id).is_some_and(|s| !failed_of(s, failed).is_empty());
+        leaving.retain(|l| !waits || has_failed(l.shard));
         if leaving.is_empty() {
-            self.left = Some((state.revision(), failed.clone()));
+            self.left = Some(now);
             return None;
         }
-        if failed.len() <= limits::FAILED_NODES_MAX {
+        if failed.len() <= limits::FAILED_NODES_MAX && leaving.len() == all {
             return Some(Command::LeaveChains { failed: named(state, failed), shards: Vec::new() });
         }
         // One command names only so many, and whoever is not named counts as there: as many chains as can be named with all that
@@ -216,6 +227,14 @@ impl Failures {
             }
         }
         Some(Command::LeaveChains { failed: named(state, &nodes), shards })
+    }
+
+    /// Chains to which others come, and that have to open a view before these have everything: it does not wait for them (V14).
+    fn go_on(&self, state: &State) -> Option<Command> {
+        let waits = self.opening.iter().filter(|(id, _)| state.without_those_coming(**id).is_some());
+        let shards: Vec<_> = waits.map(|(id, o)| (*id, o.active)).take(limits::LEFT_SHARDS_MAX).collect();
+        let is_wanted = !shards.is_empty() && self.mutant != Some(Mutant::ChainsStay);
+        is_wanted.then_some(Command::LeaveChains { failed: Vec::new(), shards })
     }
 
     /// Other members in place of those that are gone, as far as there are nodes to spare.
@@ -301,6 +320,11 @@ impl Failures {
         }
         commands
     }
+}
+
+/// Nodes that were not looked at when the control state was made again, and were not started since.
+fn never_started(state: &State) -> BTreeSet<NodeId> {
+    state.nodes().filter(|n| n.start.0 == 0).map(|n| n.id).collect()
 }
 
 /// The nodes as commands name them.

@@ -52,8 +52,10 @@ impl Shard {
             self.active_members.iter().filter(|n| self.has_all(n, of.is_of_all)).copied().collect();
         let leaves = |n: &&NodeId| !chain.contains(n);
         let last: Vec<NodeId> = has_all.iter().filter(leaves).copied().collect();
-        // One that was to come, or is new in the view, lacks most. What it has learned stays where it is.
-        let is_new = |n: &&NodeId| !self.active_members.contains(n) || self.learning.contains(n);
+        // One that was to come, or is new in the view, lacks most. What it has learned stays where it is; and what one has that was not
+        // looked at is not known.
+        let is_of_view = |n: &NodeId| self.active_members.contains(n);
+        let is_new = |n: &&NodeId| !is_of_view(n) || self.learning.contains(n) || self.unseen.contains(n);
         let comes_last = |n: &&NodeId| leaves(n) && is_new(n) && !last.contains(n) && !self.away.contains(n);
         let new: Vec<NodeId> = self.members.iter().filter(comes_last).copied().collect();
         if mutant != Some(Mutant::AwayForgotten) {
@@ -78,9 +80,9 @@ impl Shard {
             return true;
         }
         let is_planned = self.active_members.is_empty() || self.members.contains(node);
-        !is_new
-            && !self.joining.contains(node)
-            && (is_planned || self.away.contains(node) || self.keepers.contains(node))
+        // Of one that was not looked at it is not known any more whether it had everything when it left.
+        let is_away = self.away.contains(node) && !self.unseen.contains(node);
+        !is_new && !self.joining.contains(node) && (is_planned || is_away || self.keepers.contains(node))
     }
 
     /// A member that has everything is not away; and of too many the first that left are forgotten.
@@ -117,8 +119,8 @@ impl State {
         let is_whole = |n: &NodeId| shard.has_all(n, of_all) || mutant == Some(Mutant::LearnersStay);
         let whole: Vec<NodeId> = of_view.iter().copied().filter(|n| is_there(n) && is_whole(n)).collect();
         let quorum = volume.quorum(of_view.len());
-        let has_failed = of_view.iter().any(|n| failed.contains(n));
-        if !has_failed || whole.len() >= quorum {
+        // After a rebuild of the control state one that was never started is not there, either.
+        if of_view.iter().all(is_there) || whole.len() >= quorum {
             return None;
         }
         let least = if mutant == Some(Mutant::LeavesBelowLeast) { 1 } else { usize::from(volume.min_copies).max(1) };
@@ -139,10 +141,12 @@ impl State {
         Some(chain)
     }
 
-    /// The chain without those that were to come to it and have failed (V14). One that has never been a member goes on learning,
-    /// which holds nobody up, until the view with it is being opened.
-    fn chain_of_those_coming(shard: &Shard, failed: &BTreeSet<NodeId>) -> Option<Vec<NodeId>> {
-        let holds_up = |n: &NodeId| shard.away.contains(n) || shard.pending.is_some();
+    /// The chain without those that were to come to it and have failed (V14). One that has never been a member goes on learning
+    /// until the view with it is being opened, or somebody is back who lacks less.
+    fn chain_of_those_coming(&self, shard: &Shard, failed: &BTreeSet<NodeId>) -> Option<Vec<NodeId>> {
+        let is_back = |n: &NodeId| !failed.contains(n) && self.node(*n).is_some_and(|n| n.start.0 > 0);
+        let keeps_out = shard.returning(is_back).is_some();
+        let holds_up = |n: &NodeId| shard.away.contains(n) || shard.pending.is_some() || keeps_out;
         let stays = |n: &&NodeId| !failed.contains(*n) || shard.view_members().contains(n) || !holds_up(n);
         shard.grows().then(|| shard.members.iter().filter(stays).copied().collect())
     }
@@ -159,7 +163,7 @@ impl State {
     #[must_use]
     pub fn leavers_with(&self, failed: &BTreeSet<NodeId>, mutant: Option<Mutant>) -> Vec<Leaving> {
         let of = |v: &Volume, s: &Shard| {
-            let coming = || Self::chain_of_those_coming(s, failed).filter(|_| mutant != Some(Mutant::ComingHoldsUp));
+            let coming = || self.chain_of_those_coming(s, failed).filter(|_| mutant != Some(Mutant::ComingHoldsUp));
             let chain = self.chain_of_whole(v, s, failed, mutant).or_else(coming)?;
             let is_other = chain != s.members;
             is_other.then_some(Leaving { shard: v.shard_id(s.index), head: s.head()?, chain })
@@ -167,8 +171,9 @@ impl State {
         self.volumes().flat_map(|v| v.shards.iter().filter_map(|s| of(v, s))).collect()
     }
 
-    /// The members that have everything and are there, in a plan of a shorter chain that does not become active: those of the
-    /// plan first. `None` if the plan has them all. One of them alone may be unable to lead, or to seal.
+    /// The members that have everything and are there, in a plan of a shorter chain that does not become active: those that are back
+    /// first, for the head of the plan has had its time. `None` if the plan has them all. One of them alone may be unable to lead, or
+    /// to seal.
     #[must_use]
     pub fn regrown(&self, id: ShardId, failed: &BTreeSet<NodeId>) -> Option<Leaving> {
         let (volume, shard) = (self.volume(id.volume)?, self.shard(id)?);
@@ -181,12 +186,28 @@ impl State {
         let is_there = |n: &NodeId| !failed.contains(n) && self.node(*n).is_some_and(|n| n.start.0 > 0);
         let is_back = |n: &&NodeId| is_there(n) && shard.has_all(n, of_all) && !shard.members.contains(n);
         let back: Vec<NodeId> = shard.active_members.iter().filter(is_back).copied().collect();
-        let chain = [&shard.members[..], &back].concat();
+        let chain = [&back, &shard.members[..]].concat();
         (!back.is_empty()).then_some(Leaving { shard: id, head: shard.head()?, chain })
     }
 
+    /// The members of the active view alone, if others are to come to them and the head has to open a view now: with these in it that
+    /// would wait until they have everything (V14). They keep what they have learned, and come again to that view.
+    #[must_use]
+    pub fn without_those_coming(&self, id: ShardId) -> Option<Leaving> {
+        let shard = self.shard(id)?;
+        // A head that has a view opens the next one when they have everything.
+        let may_go_on = self.is_led(shard) && (shard.pending.is_some() || self.is_open(shard));
+        if !shard.grows() || shard.forced.is_some() || may_go_on {
+            return None;
+        }
+        let stays = |n: &&NodeId| shard.active_members.contains(n);
+        let chain = shard.members.iter().filter(stays).copied().collect();
+        Some(Leaving { shard: id, head: shard.head()?, chain })
+    }
+
     /// All such chains become shorter, or those of these shards, if their active views are still these; of these also plans become
-    /// longer again that don't become active. A node that was started again since is not meant.
+    /// longer again that don't become active, and those go on alone that have to open a view before others have come. A node that was
+    /// started again since is not meant.
     pub(crate) fn leave_chains(
         &mut self,
         failed: &[(NodeId, StartNumber)],
@@ -204,9 +225,9 @@ impl State {
         leaving.retain(|l| shards.is_empty() || named(&l.shard));
         let others: BTreeSet<ShardId> = shards.iter().map(|(id, _)| *id).filter(|id| named(id)).collect();
         let is_left = |id: &ShardId| leaving.iter().any(|l| l.shard == *id);
-        let regrown: Vec<Leaving> =
-            others.iter().filter(|id| !is_left(id)).filter_map(|id| self.regrown(*id, &failed)).collect();
-        leaving.extend(regrown);
+        let other = |id: &ShardId| self.regrown(*id, &failed).or_else(|| self.without_those_coming(*id));
+        let others: Vec<Leaving> = others.iter().filter(|id| !is_left(id)).filter_map(other).collect();
+        leaving.extend(others);
         leaving.sort_by_key(|l| l.shard);
         let mut changed: Vec<Volume> = Vec::new();
         for Leaving { shard: id, chain, .. } in leaving {

@@ -215,6 +215,86 @@ fn who_learns_for_long_keeps_its_place() {
     scene.comes();
 }
 
+/// The head of a chain to which a node comes is started again: the view that it opens does not wait for that node. It comes again
+/// when the view is open.
+#[test]
+fn a_head_that_is_started_again_waits_for_nobody_that_comes() {
+    let mut scene = Flapping::new(None);
+    scene.fails();
+    scene.comes();
+    let shard = scene.s.shard(scene.shard).unwrap();
+    let (head, active) = (shard.head().unwrap(), shard.active);
+    assert_eq!(scene.step(0), [], "it is learning");
+    let (name, address) = ("again".into(), "10.0.0.1:7400".into());
+    let again = Command::RegisterNode { node: head, name, address, workers: 1, start: StartNumber(4) };
+    apply(&mut scene.s, &[again]);
+    assert_eq!(scene.step(0), [Command::LeaveChains { failed: vec![], shards: vec![(scene.shard, active)] }]);
+    assert_eq!(scene.s.shard(scene.shard).unwrap().members, [head]);
+    for _ in 0..50 {
+        assert_eq!(scene.step(0), [], "the head has not opened it yet");
+    }
+    open(&mut scene.s, scene.shard, 4);
+    assert_eq!(scene.comes(), 0);
+    assert_eq!(scene.s.shard(scene.shard).unwrap().members, [head, scene.node]);
+}
+
+/// The head of a shorter chain has begun its view and can't open it, and the member that left is back: that one leads; and if it
+/// can't, either, the next one does, and so on.
+#[test]
+fn a_plan_that_was_made_longer_is_not_left_alone() {
+    let mut s = cluster(3);
+    let (shard, members) = volume(&mut s, "v", 3, 2);
+    let (failed, none) = (BTreeSet::from([members[1]]), BTreeSet::new());
+    let mut f = Failures::default();
+    let commands = f.decide(0, &s, &failed, &none);
+    apply(&mut s, &commands);
+    let active = ViewNumber(1);
+    apply(&mut s, &[Command::ProposeView { shard, active, node: members[0], start: START }]);
+    let mut orders = Vec::new();
+    for at in 1..500 {
+        let commands = f.decide(100 * at, &s, &none, &none);
+        apply(&mut s, &commands);
+        orders.extend(commands);
+    }
+    let replace = |head, node| Command::ReplaceHead { shard, head, active, node };
+    let longer = Command::LeaveChains { failed: vec![], shards: vec![(shard, active)] };
+    assert_eq!(orders, [longer, replace(members[1], members[0]), replace(members[0], members[2])]);
+}
+
+/// After the control state was made again a node that was not looked at is waited for. If it does not come, its chains go on
+/// without it, as without any.
+#[test]
+fn one_that_was_never_started_is_waited_for_a_while() {
+    let mut s = cluster(4);
+    let (shard, members) = volume(&mut s, "v", 3, 2);
+    let away = members[2];
+    let mut page = s.changes_since(0);
+    page.nodes.iter_mut().filter(|n| n.id == away).for_each(|n| n.start = StartNumber(0));
+    let of = &mut page.volumes[0].shards[0];
+    (of.joining, of.unseen) = (vec![away], vec![away]);
+    let mut s = State::new(ClusterId([1; 16]));
+    s.take_in(page).unwrap();
+    let (mut f, none) = (Failures::new(GONE_MS, None), BTreeSet::new());
+    let other = (1..=4).map(NodeId).find(|n| !members.contains(n)).unwrap();
+    for at in [0, 100, 9_900] {
+        assert_eq!(f.decide(at, &s, &none, &none), []);
+        assert_eq!(f.decide(at, &s, &BTreeSet::from([other]), &none), [], "another one fails");
+    }
+    let commands = f.decide(10_000, &s, &none, &none);
+    assert_eq!(commands, [Command::LeaveChains { failed: vec![], shards: vec![] }]);
+    apply(&mut s, &commands);
+    assert_eq!(s.shard(shard).unwrap().members, members[..2]);
+    open(&mut s, shard, 3);
+    // Its place is kept, for the usual time.
+    let given = (101..7_000).map(|i| 100 * i).find(|at| {
+        let commands = f.decide(*at, &s, &none, &none);
+        apply(&mut s, &commands);
+        !commands.is_empty()
+    });
+    assert!(given.is_some_and(|at| at >= GONE_MS), "{given:?}");
+    assert_eq!(s.shard(shard).unwrap().members, [members[0], members[1], other]);
+}
+
 /// One command can't name all that have failed. Each that is given makes some chains shorter, of which it names all that have.
 #[test]
 fn more_nodes_fail_than_a_command_names() {

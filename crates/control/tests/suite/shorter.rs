@@ -376,10 +376,152 @@ fn a_plan_that_nobody_can_open_becomes_longer_again() {
     }
     s.apply(named(ViewNumber(1), &[])).unwrap();
     let sh = shard(&s);
-    assert_eq!((&sh.members, &sh.away, sh.view_members()), (&ids(&[2, 1]), &ids(&[]), &ids(&[1, 2])[..]));
+    assert_eq!((&sh.members, &sh.away, sh.view_members()), (&ids(&[1, 2]), &ids(&[]), &ids(&[1, 2])[..]));
+    assert_eq!(State::decode(&s.encode()).unwrap(), s);
+    assert_eq!(s.unopened(), [], "no view was begun, so this one goes on");
+    open(&mut s);
+    assert_eq!(shard(&s).members, ids(&[1, 2]));
+}
+
+/// The head that did not open a shorter plan is not the head of the longer one, and whoever is, is watched. So is a view that
+/// was begun and given up: all of its members may have promised another one.
+#[test]
+fn a_plan_that_was_made_longer_is_watched() {
+    let mut s = volume(3, 3, Ack::All, 2);
+    s.apply(leave(&[2])).unwrap();
+    let named = |s: &State| Command::LeaveChains { failed: vec![], shards: vec![(SHARD, shard(s).active)] };
+    s.apply(named(&s)).unwrap();
+    let sh = shard(&s);
+    assert_eq!((&sh.members, sh.view_members()), (&ids(&[2, 1, 3]), &ids(&[1, 2, 3])[..]));
+    // Whoever leads it: another chain is to follow.
+    for members in [[2, 1, 3], [1, 3, 2]] {
+        let s = with(&s, |sh| sh.members = ids(&members));
+        assert_eq!(s.unopened(), [(SHARD, NodeId(members[0]), ViewNumber(1))], "{members:?}");
+    }
+    // The chain of the active view again. Node 2 has begun another one, and it is not known who promised that.
+    let mut s = volume(2, 2, Ack::Majority, 1);
+    s.apply(leave(&[1])).unwrap();
+    let propose = Command::ProposeView { shard: SHARD, active: ViewNumber(1), node: NodeId(2), start: StartNumber(1) };
+    s.apply(propose).unwrap();
+    s.apply(named(&s)).unwrap();
+    let sh = shard(&s);
+    assert_eq!((&sh.members, sh.active_members, sh.pending), (&ids(&[1, 2]), ids(&[]), None));
+    assert_eq!(s.unopened(), [(SHARD, NodeId(1), ViewNumber(1))]);
+    open(&mut s);
+    assert_eq!(s.unopened(), []);
+}
+
+/// A head that has to open a view opens it with those that have everything: who still comes would be waited for until it has, too.
+/// It goes on learning when that view is open.
+#[test]
+fn no_view_waits_for_those_that_come() {
+    let mut s = volume(4, 3, Ack::All, 2);
+    s.apply(leave(&[3])).unwrap();
+    open(&mut s);
+    s.apply(extend(&[3], &[])).unwrap();
+    assert_eq!((shard(&s).members, shard(&s).joining), (ids(&[1, 2, 4]), ids(&[4])));
+    let named = |s: &State| Command::LeaveChains { failed: vec![], shards: vec![(SHARD, shard(s).active)] };
+    let after = |s: &State, command: Command| {
+        let mut s = s.clone();
+        s.apply(command).unwrap();
+        s
+    };
+    assert_eq!(after(&s, named(&s)), s, "the view is open");
+    assert_eq!(after(&s, Command::LeaveChains { failed: vec![], shards: vec![] }), s);
+    // The head is started again.
+    s.apply(register(1, 2)).unwrap();
+    assert_eq!(after(&s, Command::LeaveChains { failed: vec![], shards: vec![(SHARD, ViewNumber(1))] }), s);
+    s.apply(named(&s)).unwrap();
+    let sh = shard(&s);
+    assert_eq!((sh.members, sh.active_members, sh.joining, sh.away), (ids(&[1, 2]), ids(&[]), ids(&[]), ids(&[4, 3])));
+    assert!(shard(&s).is_kept_by(NodeId(4)));
+    assert_eq!(after(&s, extend(&[3], &[3])), s, "not before that view is open");
+    open(&mut s);
+    s.apply(extend(&[3], &[3])).unwrap();
+    assert_eq!(shard(&s).members, ids(&[1, 2, 4]));
+    // Another one is made head.
+    s.apply(Command::MoveHead { shard: SHARD, node: NodeId(2) }).unwrap();
+    s.apply(named(&s)).unwrap();
+    assert_eq!((shard(&s).members, shard(&s).view_members()), (ids(&[2, 1]), &ids(&[1, 2])[..]));
     assert_eq!(State::decode(&s.encode()).unwrap(), s);
     open(&mut s);
-    assert_eq!(shard(&s).members, ids(&[2, 1]));
+    // The view with it is given up, and promised by all perhaps. Another one has to follow first.
+    s.apply(extend(&[3], &[3])).unwrap();
+    let (active, node) = (shard(&s).active, NodeId(2));
+    s.apply(Command::ProposeView { shard: SHARD, active, node, start: StartNumber(1) }).unwrap();
+    assert_eq!(after(&s, named(&s)), s, "it is being opened, by one that waited for it");
+    s.apply(leave(&[4])).unwrap();
+    assert_eq!((shard(&s).members, shard(&s).pending), (ids(&[2, 1]), None));
+    assert_eq!(after(&s, extend(&[3], &[3])), s);
+    open(&mut s);
+    s.apply(extend(&[3], &[3])).unwrap();
+    assert_eq!(shard(&s).members, ids(&[2, 1, 4]));
+}
+
+/// A shorter chain has nobody who learns. What former members have is all that there is beside it, if its members are lost.
+#[test]
+fn former_members_keep_what_they_have_while_the_chain_is_short() {
+    let mut s = with(&volume(4, 3, Ack::Majority, 1), |sh| {
+        sh.members = ids(&[1, 2, 4]);
+        (sh.joining, sh.learning, sh.keepers) = (ids(&[4]), ids(&[4]), ids(&[3]));
+    });
+    s.apply(leave(&[2])).unwrap();
+    assert_eq!((shard(&s).members, shard(&s).away), (ids(&[1]), ids(&[4, 2])));
+    open(&mut s);
+    assert!(shard(&s).is_kept_by(NodeId(3)), "{:?}", shard(&s));
+    for (back, is_kept) in [(2, true), (4, false)] {
+        s.apply(extend(&[], &[])).unwrap();
+        open(&mut s);
+        assert!(shard(&s).members.contains(&NodeId(back)) && shard(&s).is_kept_by(NodeId(3)));
+        complete(&mut s, back);
+        assert_eq!(shard(&s).is_kept_by(NodeId(3)), is_kept, "{:?}", shard(&s));
+    }
+}
+
+/// The control state was made again, and a node was not looked at. It has not failed: it was never there.
+#[test]
+fn a_member_that_was_never_started_is_not_there() {
+    let rebuilt = with(&volume(3, 3, Ack::All, 2), |sh| (sh.joining, sh.unseen) = (ids(&[3]), ids(&[3])));
+    let none = BTreeSet::new();
+    assert_eq!(rebuilt.leavers(&none), []);
+    let mut page = rebuilt.changes_since(0);
+    page.nodes.iter_mut().filter(|n| n.id == NodeId(3)).for_each(|n| n.start = StartNumber(0));
+    let mut s = State::new(CLUSTER);
+    s.take_in(page).unwrap();
+    assert_eq!(s.leavers(&none).iter().map(|l| l.chain.clone()).collect::<Vec<_>>(), [ids(&[1, 2])]);
+    s.apply(Command::LeaveChains { failed: vec![], shards: vec![] }).unwrap();
+    assert_eq!((shard(&s).members, shard(&s).away), (ids(&[1, 2]), ids(&[3])));
+    // It is no member that has everything, in no other plan.
+    let mut started = s.clone();
+    started.apply(register(3, 1)).unwrap();
+    assert_eq!(started.leavers(&BTreeSet::from([NodeId(1)])), []);
+    assert_eq!(State::decode(&s.encode()).unwrap(), s);
+    // Its place is kept for it, if it is waited for.
+    s.apply(register(4, 1)).unwrap();
+    open(&mut s);
+    let waited = Command::ExtendChains { away: vec![], waited: vec![(NodeId(3), StartNumber(0))] };
+    assert_eq!(Command::decode(&waited.encode().unwrap()).unwrap(), waited);
+    s.apply(waited).unwrap();
+    assert_eq!(shard(&s).members, ids(&[1, 2]));
+    s.apply(extend(&[], &[])).unwrap();
+    assert_eq!(shard(&s).members, ids(&[1, 2, 4]));
+}
+
+/// A new member that fails while it learns does not keep one out that lacks little.
+#[test]
+fn a_new_member_that_fails_makes_room_for_one_that_is_back() {
+    let mut s = volume(4, 3, Ack::All, 2);
+    s.apply(leave(&[3])).unwrap();
+    open(&mut s);
+    s.apply(extend(&[3], &[])).unwrap();
+    let grows = s.clone();
+    s.apply(leave(&[3, 4])).unwrap();
+    assert_eq!((s.clone(), shard(&s).members), (grows, ids(&[1, 2, 4])), "nobody is back");
+    s.apply(leave(&[4])).unwrap();
+    let sh = shard(&s);
+    assert_eq!((sh.members, sh.joining, sh.away), (ids(&[1, 2]), ids(&[]), ids(&[4, 3])));
+    s.apply(extend(&[4], &[])).unwrap();
+    assert_eq!(shard(&s).members, ids(&[1, 2, 3]));
 }
 
 /// A node that was never a member, and fails while it learns, goes on when it is back: it keeps what it has learned, and its place.
@@ -402,6 +544,7 @@ fn a_new_member_that_fails_keeps_what_it_has_learned() {
     let sh = shard(&s);
     assert_eq!((&sh.members, &sh.away, sh.pending), (&ids(&[1, 2]), &ids(&[4]), None));
     assert!(sh.is_kept_by(NodeId(4)));
+    open(&mut s);
     s.apply(extend(&[], &[])).unwrap();
     assert_eq!(shard(&s).members, ids(&[1, 2, 4]), "it comes before others");
 }
