@@ -485,7 +485,8 @@ impl Peer {
             }),
             Message::Join => {
                 let mut joining = self.0.joining.borrow_mut();
-                if raft.is_leader() && joining.len() < limits::SEATS_MAX && joining.insert(from) {
+                let may_come = raft.is_leader() && self.state().check_member(from.node).is_ok();
+                if may_come && joining.len() < limits::SEATS_MAX && joining.insert(from) {
                     self.0.woken.notify_one();
                 }
                 None

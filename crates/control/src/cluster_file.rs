@@ -1,7 +1,7 @@
 //! The cluster file: which nodes a cluster begins with, and where a node that starts may find the others.
 
 use crate::rules;
-use freebs_types::{ClusterId, Error, NodeId, Result, limits};
+use freebs_types::{ClusterId, Error, HostPublic, NodeId, Result, limits};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -29,6 +29,26 @@ pub struct ClusterFile {
     /// Volumes were usable once: from then on the control state is somewhere, and is not begun anew.
     #[serde(default)]
     pub set_up: bool,
+    /// Public half of the key of the cluster's authority, if nodes join it with tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub authority: Option<HostPublic>,
+    /// Of a node that has joined: nodes that were there before it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub peers: Vec<ClusterPeer>,
+}
+
+/// Another node, as one that joins is told of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterPeer {
+    /// Number of the node.
+    pub id: NodeId,
+    /// Name of the node.
+    pub name: String,
+    /// Host and port.
+    pub address: String,
+    /// Workers of the node.
+    pub workers: u16,
 }
 
 /// A node as the cluster begins with it.
@@ -51,7 +71,16 @@ impl ClusterFile {
     /// A new cluster of this identity.
     #[must_use]
     pub fn new(cluster: ClusterId, nodes: Vec<ClusterNode>) -> Self {
-        Self { version: CLUSTER_FILE_VERSION, cluster, nodes, device_size: None, segment_bytes: None, set_up: false }
+        Self {
+            version: CLUSTER_FILE_VERSION,
+            cluster,
+            nodes,
+            device_size: None,
+            segment_bytes: None,
+            set_up: false,
+            authority: None,
+            peers: Vec::new(),
+        }
     }
 
     /// The file in `bytes`, checked; data directories are as it names them. `Corrupt` if it is no JSON of this kind,
@@ -84,12 +113,19 @@ impl ClusterFile {
             return Err(Error::invalid(format!("a cluster file names 1 to {} nodes", limits::NODES_MAX)));
         }
         let (mut ids, mut names, mut addresses) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        for n in &self.nodes {
-            rules::check_node(&n.name, &n.address, n.workers)?;
-            if n.id.0 == 0 || !ids.insert(n.id) || !names.insert(&n.name) || !addresses.insert(&n.address) {
+        if !self.peers.is_empty() && (self.authority.is_none() || self.nodes.len() > 1) {
+            return Err(Error::invalid("only the cluster file of one node that has joined names peers"));
+        }
+        if self.peers.len() >= limits::NODES_MAX {
+            return Err(Error::invalid(format!("a cluster has at most {} nodes", limits::NODES_MAX)));
+        }
+        let nodes = self.nodes.iter().map(|n| (n.id, &n.name, &n.address, n.workers));
+        let peers = self.peers.iter().map(|p| (p.id, &p.name, &p.address, p.workers));
+        for (id, name, address, workers) in nodes.chain(peers) {
+            rules::check_node(name, address, workers)?;
+            if id.0 == 0 || !ids.insert(id) || !names.insert(name) || !addresses.insert(address) {
                 return Err(Error::invalid(format!(
-                    "node {} ({}) has an id, name or address that is 0 or another node's, too",
-                    n.name, n.id
+                    "node {name} ({id}) has an id, name or address that is 0 or another node's, too"
                 )));
             }
         }

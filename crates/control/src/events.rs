@@ -203,15 +203,9 @@ fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
             let place = v.origin.as_ref().map(Origin::place).unwrap_or_default();
             Told::new(EventKind::Flattening, format!("it gets what it reads from {place} as its own")).of(v)
         })),
-        Command::ResizeVolume { volume, .. } => one(now.volume(*volume).map(|v| {
-            let old = before.volume(*volume).map_or(0, |old| old.size);
-            Told::new(EventKind::VolumeResized, format!("from {old} to {} bytes", v.size)).of(v)
-        })),
+        Command::ResizeVolume { volume, .. } => one(now.volume(*volume).map(|v| resized(before, v))),
         Command::RetainVolume { volume, .. } => one(now.volume(*volume).map(|v| retained(v))),
-        Command::RenameVolume { volume, .. } => one(now.volume(*volume).map(|v| {
-            let old = before.volume(*volume).map_or("?", |old| &old.name);
-            Told::new(EventKind::VolumeRenamed, format!("from {old}")).of(v)
-        })),
+        Command::RenameVolume { volume, .. } => one(now.volume(*volume).map(|v| renamed(before, v))),
         Command::DeleteVolume { volume, force } | Command::DeleteVolumeAndSnapshots { volume, force, .. } => {
             one(before.volume(*volume).map(|v| {
                 let how = match (&v.holder, force) {
@@ -241,7 +235,11 @@ fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
         Command::LeaveChains { .. } => left(before, now),
         Command::RecoverShard(how) => forced(before, now, how),
         Command::MembersComplete { shard, nodes, .. } => complete(before, now, *shard, nodes),
-        Command::ProposeView { .. } | Command::NameHostKey { .. } => Vec::new(),
+        Command::AddNode(new) => one(joined(now, &new.name)),
+        Command::ProposeView { .. }
+        | Command::NameHostKey { .. }
+        | Command::BeginAuthority { .. }
+        | Command::MakeToken { .. } => Vec::new(),
         // Any command may decide the fate of a snapshot.
         Command::BeginSnapshot { .. }
         | Command::ReportCuts { .. }
@@ -288,6 +286,21 @@ fn left(before: &State, now: &State) -> Vec<Told> {
     }
     out.extend(heads(before, now, "the old one has failed, or is being stopped"));
     out
+}
+
+fn joined(now: &State, name: &str) -> Option<Told> {
+    let node = now.nodes().find(|n| n.name == name)?;
+    Some(Told::new(EventKind::Node, format!("has joined, to be at {}", node.address)).about(node.name.clone()))
+}
+
+fn resized(before: &State, v: &Volume) -> Told {
+    let old = before.volume(v.id).map_or(0, |old| old.size);
+    Told::new(EventKind::VolumeResized, format!("from {old} to {} bytes", v.size)).of(v)
+}
+
+fn renamed(before: &State, v: &Volume) -> Told {
+    let old = before.volume(v.id).map_or("?", |old| &old.name);
+    Told::new(EventKind::VolumeRenamed, format!("from {old}")).of(v)
 }
 
 fn retained(v: &Volume) -> Told {

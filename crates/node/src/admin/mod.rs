@@ -15,6 +15,7 @@ mod earlier;
 mod events;
 mod follower;
 mod hand_over;
+mod joining;
 mod plane;
 mod recover;
 pub mod schedules;

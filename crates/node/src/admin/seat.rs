@@ -53,7 +53,7 @@ pub struct SeatOptions {
     pub node: NodeId,
     /// Where its files lie.
     pub data: PathBuf,
-    /// Nodes that the cluster begins with and where they are, this one included.
+    /// Nodes that the cluster begins with and where they are, this one included; then the authority that it begins with.
     pub members: Vec<Command>,
     /// It founds the cluster, if that was not done yet.
     pub founder: bool,
@@ -372,8 +372,8 @@ impl SeatOptions {
             None => State::new(self.cluster),
         };
         for member in &self.members {
-            let Command::RegisterNode { node, .. } = member else { continue };
-            if state.node(*node).is_none() {
+            let is_known = |node| state.node(node).is_some();
+            if !matches!(member, Command::RegisterNode { node, .. } if is_known(*node)) {
                 state.apply(member.clone())?;
             }
         }

@@ -8,6 +8,7 @@ use crate::timing;
 use bytes::{Bytes, BytesMut};
 use freebs_consensus::{Network, Seat};
 use freebs_control::State;
+use freebs_control::api::Reply;
 use freebs_format::wire::{Hello, Message, Role};
 use freebs_types::{ClusterId, Error, ErrorKind, NodeId, Result, StartNumber, limits};
 use std::cell::{Cell, OnceCell, RefCell};
@@ -275,6 +276,10 @@ impl Link {
                          cluster's name in the cluster file",
                         w.cluster, self.cluster
                     ))));
+                }
+                Some(Message::ControlReply { body, .. }) => {
+                    let why = Reply::decode(&body).err().unwrap_or_else(|| Error::retry("another node"));
+                    return Err(End::Other(why.at(address)));
                 }
                 _ => return Err(End::Other(Error::retry("another node"))),
             }

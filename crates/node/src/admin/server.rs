@@ -7,6 +7,7 @@ use super::service::{Service, Session};
 use crate::timing;
 use bytes::BytesMut;
 use freebs_consensus::wire::other_version;
+use freebs_control::ControlPlane;
 use freebs_control::api::Reply;
 use freebs_format::wire::{Hello, Message, Welcome};
 use freebs_types::{Error, Result};
@@ -116,6 +117,11 @@ pub async fn hear_seat(mut stream: TcpStream, mut buf: BytesMut, hello: Hello, p
     let port = plane.port().ok_or_else(|| Error::invalid("there is no seat here"))?;
     if hello.node.0 == 0 || hello.node == port.node {
         return Err(Error::invalid("a seat of this node, or of none"));
+    }
+    // Only who leads knows all members for certain.
+    let stranger = plane.state().check_member(hello.node).err().filter(|_| plane.leads());
+    if let Some(why) = stranger.filter(|_| hello.cluster == port.cluster) {
+        return turn_away(stream, why).await;
     }
     let welcome =
         Welcome { cluster: port.cluster, node: port.node, start: freebs_types::StartNumber(0), worker: 0, workers: 0 };

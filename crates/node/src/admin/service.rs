@@ -288,6 +288,8 @@ impl Service {
                 super::recover::recover(self, &name, accept_loss.as_deref()).await
             }
             Request::NodeInfo => Ok(Reply::Node(self.info())),
+            Request::TokenCreate { valid_ms } => self.make_token(valid_ms).await,
+            Request::Join(of) => self.join(of).await,
             Request::Watch { since } => self.watch(since).await,
             Request::Submit { command } => Ok(Reply::Done(self.plane.submit(command).await?)),
             Request::Announce(gateway) => {

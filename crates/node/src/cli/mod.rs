@@ -13,6 +13,7 @@ mod diff;
 mod events;
 mod history;
 mod image;
+mod joining;
 pub mod output;
 mod recover;
 mod rollback;
@@ -62,9 +63,11 @@ fn dispatch(cli: Cli, output: &Output) -> Result<ExitCode> {
         Command::Up(args) => crate::up::up(args, output),
         Command::Node(args) => match args.command {
             None => run::node(args.run).map(|()| ExitCode::SUCCESS),
+            Some(NodeCommand::Join(a)) => block_on(joining::join(a, output)),
             Some(NodeCommand::Start(a)) => cluster::node_switch(&a, named.as_deref(), true, output),
             Some(NodeCommand::Stop(a)) => cluster::node_switch(&a, named.as_deref(), false, output),
         },
+        Command::Cluster(c) => block_on(joining::cluster(c, &cluster, output)),
         Command::Gateway(args) => run::gateway(args, &cluster).map(|()| ExitCode::SUCCESS),
         Command::Volume(v) => block_on(volume::run(v, &cluster, output)),
         Command::Backup(b) => block_on(backup::run(b, &cluster, output)),

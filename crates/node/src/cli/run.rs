@@ -5,8 +5,8 @@ use crate::cluster_file::{self, ClusterFile, ClusterNode};
 use crate::files::DirLock;
 use crate::headroom;
 use crate::options::{
-    DEFAULT_CLUSTER, DEFAULT_DEVICE_BYTES, GatewayOptions, NodeOptions, check_device, check_listen, default_workers,
-    resolve,
+    DEFAULT_CLUSTER, DEFAULT_DEVICE_BYTES, GatewayOptions, NodeOptions, check_device, check_joined_listen,
+    check_listen, default_workers, resolve,
 };
 use freebs_control::rules;
 use freebs_types::{Error, Hash32, NodeId, Result, limits};
@@ -47,6 +47,9 @@ pub fn node_options(args: NodeRunArgs) -> Result<NodeOptions> {
         Some(a) => a,
         None => resolve(&node.address)?,
     };
+    if cluster.authority.is_some() {
+        check_joined_listen(listen)?;
+    }
     let device_bytes = args.device_size.or(cluster.device_size).unwrap_or(DEFAULT_DEVICE_BYTES);
     let segment_bytes = args.segment_size.or(cluster.segment_bytes).unwrap_or(limits::SEGMENT_BYTES);
     check_device(device_bytes, segment_bytes, node.workers)?;

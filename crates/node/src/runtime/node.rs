@@ -7,6 +7,7 @@ use crate::cli::signals::{self, Stop};
 use crate::events::EventLog;
 use crate::gateway::{self, Workers};
 use crate::headroom;
+use crate::identity;
 use crate::options::{NodeOptions, bind_error};
 use crate::places::Places;
 use crate::timing;
@@ -14,6 +15,7 @@ use freebs_agent::{Begun, CameWith, TakenIn, highest_start, log_status};
 use freebs_chain::ShardStatus as ChainStatus;
 use freebs_control::api::{MemberState, PastReport, ReadsFrom, ShardDigest, ShardStatus};
 use freebs_control::audit::{AuditOf, AuditState};
+use freebs_control::cluster_file::ClusterPeer;
 use freebs_control::events::{EventKind, Told};
 use freebs_control::{ControlPlane, State};
 use freebs_format::disk::{HOST_KEY_BYTES, HostKeyFile, SUPERBLOCK_AT, SUPERBLOCK_BYTES};
@@ -153,11 +155,24 @@ fn seat_options(options: &NodeOptions, events: Arc<EventLog>) -> Result<SeatOpti
         workers: n.workers,
         start: StartNumber(0),
     };
+    let peer = |p: &ClusterPeer| freebs_control::Command::RegisterNode {
+        node: p.id,
+        name: p.name.clone(),
+        address: p.address.clone(),
+        workers: p.workers,
+        start: StartNumber(0),
+    };
+    let cluster = &options.cluster;
+    let mut members: Vec<_> = cluster.nodes.iter().map(member).chain(cluster.peers.iter().map(peer)).collect();
+    if let Some(key) = cluster.authority {
+        let identity = identity::node_key(&options.data, cluster.cluster)?.public();
+        members.push(freebs_control::Command::BeginAuthority { key, node: options.node, identity });
+    }
     Ok(SeatOptions {
         cluster: options.cluster.cluster,
         node: options.node,
         data: options.data.clone(),
-        members: options.cluster.nodes.iter().map(member).collect(),
+        members,
         founder: options.is_founder(),
         was_in_use: options.cluster.set_up,
         came_with: came_with(options)?,

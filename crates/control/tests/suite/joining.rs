@@ -1,0 +1,180 @@
+//! How nodes join a cluster with an authority: tokens, members, and who is refused.
+
+use freebs_control::{Command, CreateVolume, NewNode, Outcome, STATE_HEADER_BYTES, State, limits};
+use freebs_types::{ClusterId, ErrorKind, Hash32, HostPublic, NodeId, StartNumber};
+
+const KEY: HostPublic = HostPublic([9; 32]);
+const TOKEN: Hash32 = Hash32([0x77; 32]);
+const NOW: u64 = 1_790_000_000_000;
+const HOUR: u64 = 3_600_000;
+
+fn register(node: u64, start: u64) -> Command {
+    Command::RegisterNode {
+        node: NodeId(node),
+        name: format!("node{node}"),
+        address: format!("127.0.0.1:{}", 7399 + node),
+        workers: 1,
+        start: StartNumber(start),
+    }
+}
+
+fn token(token: Hash32) -> Command {
+    Command::MakeToken { token, expires_ms: NOW + HOUR, now_ms: NOW }
+}
+
+fn new(node: u64) -> NewNode {
+    NewNode {
+        token: TOKEN,
+        identity: HostPublic([node as u8; 32]),
+        name: format!("node{node}"),
+        address: format!("127.0.0.1:{}", 7399 + node),
+        workers: 1,
+        now_ms: NOW,
+    }
+}
+
+/// A cluster as `freebs cluster init` begins it, whose node runs, with a token.
+fn begun() -> State {
+    let mut s = State::new(ClusterId([7; 16]));
+    s.apply(register(1, 0)).unwrap();
+    let begin = Command::BeginAuthority { key: KEY, node: NodeId(1), identity: HostPublic([1; 32]) };
+    assert_eq!(s.apply(begin.clone()).unwrap().outcome, Outcome::Noted);
+    let revision = s.revision();
+    assert_eq!(s.apply(begin).unwrap().revision, revision, "a repeat changes nothing");
+    s.apply(register(1, 1)).unwrap();
+    s.apply(token(TOKEN)).unwrap();
+    s
+}
+
+fn refused(s: &mut State, c: Command) -> (ErrorKind, String) {
+    let before = s.clone();
+    let e = s.apply(c).unwrap_err();
+    assert_eq!(*s, before, "a refused command changes nothing");
+    (e.kind, e.text.into())
+}
+
+#[track_caller]
+fn refuses(s: &mut State, c: Command, says: &str) {
+    let (kind, text) = refused(s, c);
+    assert!(text.contains(says) && kind != ErrorKind::Retry, "{kind:?}: {text}");
+}
+
+#[test]
+fn a_token_makes_one_node_a_member() {
+    let mut s = begun();
+    assert_eq!(s.apply(Command::AddNode(new(2))).unwrap().outcome, Outcome::Added { node: NodeId(2) });
+    let node = s.node(NodeId(2)).unwrap();
+    assert_eq!((node.identity, node.start), (Some(HostPublic([2; 32])), StartNumber(0)));
+    assert_eq!(s.joining().tokens().next().unwrap().used_by, Some(NodeId(2)));
+    refuses(&mut s, Command::AddNode(new(3)), "was used by node2 already");
+    // Its key stays with it through its starts.
+    s.apply(register(2, 1)).unwrap();
+    assert_eq!(s.node(NodeId(2)).unwrap().identity, Some(HostPublic([2; 32])));
+}
+
+#[test]
+fn whoever_has_not_heard_the_answer_asks_again() {
+    let mut s = begun();
+    s.apply(Command::AddNode(new(2))).unwrap();
+    let revision = s.revision();
+    let again = s.apply(Command::AddNode(NewNode { now_ms: NOW + 2 * HOUR, ..new(2) })).unwrap();
+    assert_eq!((again.revision, again.outcome), (revision, Outcome::Added { node: NodeId(2) }));
+    // With another address, as long as it never ran.
+    let moved = NewNode { address: "127.0.0.1:9000".into(), ..new(2) };
+    assert_eq!(s.apply(Command::AddNode(moved.clone())).unwrap().outcome, Outcome::Added { node: NodeId(2) });
+    assert_eq!(s.node(NodeId(2)).unwrap().address, "127.0.0.1:9000");
+    s.apply(register(2, 1)).unwrap();
+    refuses(&mut s, Command::AddNode(moved), "has run since");
+}
+
+#[test]
+fn tokens_end() {
+    let mut s = begun();
+    let late = |now_ms| Command::AddNode(NewNode { now_ms, ..new(2) });
+    refuses(&mut s, late(NOW + HOUR), "ended 0s ago");
+    refuses(&mut s, late(NOW + 3 * HOUR), "ended 2h ago, at 2026-09-21T15");
+    refuses(&mut s, late(NOW - limits::TOKEN_MS_MAX), "the clock of the node that was asked is behind");
+    s.apply(late(NOW + HOUR - 1)).unwrap();
+}
+
+#[test]
+fn tokens_are_made_within_bounds() {
+    let mut s = begun();
+    let make = |expires_ms| Command::MakeToken { token: Hash32([3; 32]), expires_ms, now_ms: NOW };
+    for expires_ms in [0, NOW, NOW + limits::TOKEN_MS_MAX + 1, u64::MAX] {
+        refuses(&mut s, make(expires_ms), "a second to 30days");
+    }
+    let revision = s.revision();
+    assert_eq!(s.apply(token(TOKEN)).unwrap().revision, revision, "a repeat changes nothing");
+    for i in 1..limits::TOKENS_MAX {
+        let mut hash = Hash32([4; 32]);
+        hash.0[..8].copy_from_slice(&(i as u64).to_le_bytes());
+        s.apply(token(hash)).unwrap();
+    }
+    assert_eq!(refused(&mut s, make(NOW + 1)).0, ErrorKind::NoSpace);
+    // A day behind their end they are forgotten.
+    let now_ms = NOW + HOUR + limits::TOKEN_KEPT_MS + 1;
+    let later = Command::MakeToken { token: Hash32([3; 32]), expires_ms: now_ms + HOUR, now_ms };
+    s.apply(later).unwrap();
+    assert_eq!(s.joining().tokens().len(), 1);
+    refuses(&mut s, Command::AddNode(new(2)), "does not know this token");
+}
+
+#[test]
+fn what_others_have_is_refused() {
+    let mut s = begun();
+    refuses(&mut s, Command::AddNode(NewNode { name: "node1".into(), ..new(2) }), "choose another with --name");
+    let there = NewNode { address: "127.0.0.1:7400".into(), ..new(2) };
+    refuses(&mut s, Command::AddNode(there), "is that of node1; choose another with --listen");
+    refuses(&mut s, Command::AddNode(NewNode { identity: HostPublic([1; 32]), ..new(2) }), "each node has its own");
+    refuses(&mut s, Command::AddNode(NewNode { token: Hash32([2; 32]), ..new(2) }), "freebs cluster token");
+    refuses(&mut s, Command::AddNode(NewNode { workers: 3, ..new(2) }), "1, 2, 4 or 8");
+    refuses(&mut s, Command::AddNode(NewNode { address: "here".into(), ..new(2) }), "HOST:PORT");
+    // None of it has cost the token.
+    s.apply(Command::AddNode(new(2))).unwrap();
+}
+
+#[test]
+fn strangers_are_not_registered() {
+    let mut s = begun();
+    refuses(&mut s, register(2, 1), "is no member of this cluster");
+    let begin = |key| Command::BeginAuthority { key, node: NodeId(1), identity: HostPublic([1; 32]) };
+    refuses(&mut s, begin(HostPublic([8; 32])), "another authority");
+    // In a cluster of a cluster file nobody can join, and all come by themselves.
+    let mut open = State::new(ClusterId([7; 16]));
+    refuses(&mut open, begin(KEY), "is not registered");
+    open.apply(register(2, 1)).unwrap();
+    refuses(&mut open, token(TOKEN), "freebs cluster init");
+    refuses(&mut open, Command::AddNode(new(3)), "freebs cluster init");
+}
+
+#[test]
+fn nothing_is_placed_on_a_node_that_never_ran() {
+    let mut s = begun();
+    s.apply(Command::AddNode(new(2))).unwrap();
+    let create = |name: &str, copies| {
+        Command::CreateVolume(CreateVolume { name: name.into(), size: 1 << 30, copies, ..CreateVolume::default() })
+    };
+    refuses(&mut s, create("two", Some(2)), "the cluster has 1 node");
+    s.apply(create("one", None)).unwrap();
+    assert_eq!(s.volume_by_name("one").unwrap().shards[0].members, [NodeId(1)]);
+    s.apply(register(2, 1)).unwrap();
+    s.apply(create("two", None)).unwrap();
+    assert_eq!(s.volume_by_name("two").unwrap().shards[0].members.len(), 2);
+}
+
+#[test]
+fn the_state_comes_back_and_followers_hear_of_no_token() {
+    let mut s = begun();
+    s.apply(Command::AddNode(new(2))).unwrap();
+    let bytes = s.encode();
+    assert_eq!(bytes[4..6], [8, 0], "a reader that knows nothing of members must not read it");
+    assert_eq!(State::decode(&bytes).unwrap(), s);
+    // Before, it is written as ever.
+    let mut open = State::new(ClusterId([7; 16]));
+    open.apply(register(1, 1)).unwrap();
+    let bytes = open.encode();
+    assert!(bytes[4..6] == [1, 0] && !String::from_utf8_lossy(&bytes[STATE_HEADER_BYTES..]).contains("joining"));
+    let told = serde_json::to_string(&s.changes_since(0)).unwrap();
+    assert!(!told.contains(&TOKEN.to_string()) && told.contains("identity"), "{told}");
+}
