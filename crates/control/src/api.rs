@@ -172,6 +172,13 @@ pub enum Request {
         /// Milliseconds that it is good for, at most `TOKEN_MS_MAX`.
         valid_ms: u64,
     },
+    /// The tokens that the cluster knows; the reply is `Tokens`.
+    TokenList,
+    /// Ends tokens that nobody used; the reply is `Revoked`.
+    TokenRevoke {
+        /// The first digits of the hash of one, or `all`.
+        of: String,
+    },
     /// A node wants to be a member; the reply is `Joined`.
     Join(JoinRequest),
     /// Answers when the state's revision is not `since` (any more), or after `timing::WATCH_MS` with nothing new.
@@ -291,6 +298,16 @@ pub enum Reply {
         /// The end of it, milliseconds since 1970.
         expires_ms: u64,
     },
+    /// To `TokenList`, the oldest first.
+    Tokens {
+        /// Without their secrets.
+        tokens: Vec<TokenStatus>,
+    },
+    /// To `TokenRevoke`.
+    Revoked {
+        /// The ids of those that it ended.
+        tokens: Vec<String>,
+    },
     /// To `Join`.
     Joined(Joined),
     /// To `Watch`.
@@ -344,6 +361,38 @@ pub struct JoinRequest {
     pub address: String,
     /// Workers.
     pub workers: u16,
+    /// Signature of the claim by that key.
+    pub proof: Vec<u8>,
+}
+
+impl JoinRequest {
+    /// What is signed: all that is asked for, with the hash of the token in place of it.
+    #[must_use]
+    pub fn claim(&self, token: Hash32) -> Vec<u8> {
+        let mut out = b"freebs 2026-11 join".to_vec();
+        out.extend(token.0);
+        out.extend(self.identity.0);
+        out.extend(self.workers.to_le_bytes());
+        for text in [&self.name, &self.address] {
+            out.extend((text.len() as u64).to_le_bytes());
+            out.extend(text.as_bytes());
+        }
+        out
+    }
+}
+
+/// A token, for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenStatus {
+    /// The first digits of its hash.
+    pub id: String,
+    /// Milliseconds since 1970, by the clock of the node that made it.
+    pub made_ms: u64,
+    /// The end of it, milliseconds since 1970.
+    pub expires_ms: u64,
+    /// Name of the node that came with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used_by: Option<String>,
 }
 
 /// A node that is a member from now on.

@@ -62,9 +62,9 @@ impl State {
             Command::ExtendChains { away, waited } => self.extend_chains(&away, &waited),
             Command::LeaveChains { failed, shards } => self.leave_chains(&failed, &shards, mutant),
             Command::RecoverShard(how) => self.recover_shard(&how),
-            Command::BeginAuthority { key, node, identity } => self.begin_authority(key, node, identity),
             Command::MakeToken { token, expires_ms, now_ms } => self.make_token(token, expires_ms, now_ms),
             Command::AddNode(new) => self.add_node(new),
+            Command::RevokeTokens { tokens } => self.revoke_tokens(&tokens),
             Command::ScheduleSnapshots { volume, schedule } => self.schedule_snapshots(volume, schedule),
             Command::BeginSnapshot { name, volumes, created_ms, past } => {
                 self.begin_snapshot(name, &volumes, created_ms, past)
@@ -110,6 +110,7 @@ impl State {
         }
         rules::check_node(&node.name, &node.address, node.workers)?;
         self.check_member(node.id)?;
+        self.check_place(node.id, &node.address)?;
         if let Some(other) = self.nodes.values().find(|n| n.id != node.id && n.name == node.name) {
             return Err(Error::invalid(format!("the name {} is node {}'s; choose another", node.name, other.id)));
         }

@@ -1,5 +1,6 @@
 //! The cluster file: which nodes a cluster begins with, and where a node that starts may find the others.
 
+use crate::limits::NUMBER_MAX;
 use crate::rules;
 use freebs_types::{ClusterId, Error, HostPublic, NodeId, Result, limits};
 use serde::{Deserialize, Serialize};
@@ -32,7 +33,10 @@ pub struct ClusterFile {
     /// Public half of the key of the cluster's authority, if nodes join it with tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authority: Option<HostPublic>,
-    /// Of a node that has joined: nodes that were there before it.
+    /// The node is to found the cluster, in which nobody else is yet. Taken out once that is done, so that it is done once.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub founds: bool,
+    /// In a cluster with an authority: other members, as this node last knew them. Hints where to ask, and nothing else.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<ClusterPeer>,
 }
@@ -79,6 +83,7 @@ impl ClusterFile {
             segment_bytes: None,
             set_up: false,
             authority: None,
+            founds: false,
             peers: Vec::new(),
         }
     }
@@ -89,8 +94,10 @@ impl ClusterFile {
         if bytes.len() > CLUSTER_FILE_BYTES_MAX {
             return Err(Error::corrupt("it is far too long"));
         }
-        let file: Self = serde_json::from_slice(bytes).map_err(|e| Error::corrupt(format!("it can't be read: {e}")))?;
+        let mut file: Self =
+            serde_json::from_slice(bytes).map_err(|e| Error::corrupt(format!("it can't be read: {e}")))?;
         file.check()?;
+        file.drop_stale_peers();
         Ok(file)
     }
 
@@ -102,7 +109,18 @@ impl ClusterFile {
         json
     }
 
-    fn check(&self) -> Result<()> {
+    /// Peers may have moved since, and this node may be where one of them was: such hints are of no use.
+    fn drop_stale_peers(&mut self) {
+        let mut seen: BTreeSet<NodeId> = self.nodes.iter().map(|n| n.id).collect();
+        let mine: BTreeSet<String> = self.nodes.iter().map(|n| n.address.clone()).collect();
+        self.peers.retain(|p| {
+            let is_node = p.id.0 > 0 && rules::check_node(&p.name, &p.address, p.workers).is_ok();
+            is_node && !mine.contains(&p.address) && seen.insert(p.id)
+        });
+    }
+
+    /// `Invalid` if it says what no cluster can be.
+    pub fn check(&self) -> Result<()> {
         if self.version != CLUSTER_FILE_VERSION {
             return Err(Error::invalid(format!(
                 "the cluster file has version {}, this freebs knows {CLUSTER_FILE_VERSION}; use a newer freebs",
@@ -114,14 +132,18 @@ impl ClusterFile {
         }
         let (mut ids, mut names, mut addresses) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         if !self.peers.is_empty() && (self.authority.is_none() || self.nodes.len() > 1) {
-            return Err(Error::invalid("only the cluster file of one node that has joined names peers"));
+            return Err(Error::invalid("only the cluster file of one node of a cluster with an authority names peers"));
+        }
+        if self.founds && (self.authority.is_none() || self.nodes.len() > 1 || self.set_up || !self.peers.is_empty()) {
+            return Err(Error::invalid("only one node founds a cluster with an authority, before there are others"));
+        }
+        if self.authority.is_some() && self.nodes.iter().any(|n| n.id.0 > NUMBER_MAX) {
+            return Err(Error::invalid("a node has an id that none can have"));
         }
         if self.peers.len() >= limits::NODES_MAX {
             return Err(Error::invalid(format!("a cluster has at most {} nodes", limits::NODES_MAX)));
         }
-        let nodes = self.nodes.iter().map(|n| (n.id, &n.name, &n.address, n.workers));
-        let peers = self.peers.iter().map(|p| (p.id, &p.name, &p.address, p.workers));
-        for (id, name, address, workers) in nodes.chain(peers) {
+        for (id, name, address, workers) in self.nodes.iter().map(|n| (n.id, &n.name, &n.address, n.workers)) {
             rules::check_node(name, address, workers)?;
             if id.0 == 0 || !ids.insert(id) || !names.insert(name) || !addresses.insert(address) {
                 return Err(Error::invalid(format!(

@@ -8,7 +8,7 @@
 use crate::command::{Command, CreateVolume, Done, NewNode, Outcome, RecoverShard};
 use crate::limits::{
     COMMAND_BYTES_MAX, COMMAND_TEXT_BYTES_MAX, CUTS_OF_COMMAND_MAX, ERROR_TEXT_BYTES_MAX, FAILED_NODES_MAX,
-    KEEP_RULES_MAX, LEFT_SHARDS_MAX, SNAPSHOT_VOLUMES_MAX,
+    KEEP_RULES_MAX, LEFT_SHARDS_MAX, SNAPSHOT_VOLUMES_MAX, TOKENS_MAX,
 };
 use crate::snapshots::{Cut, Group, Keep, Schedule};
 use crate::state::Ack;
@@ -224,7 +224,7 @@ impl Command {
             }
             Self::FlattenVolume { volume } => put_form(out, 29, &[volume.0]),
             Self::RetainVolume { volume, retain_ms } => put_form(out, 31, &[volume.0, *retain_ms]),
-            Self::BeginAuthority { .. } | Self::MakeToken { .. } | Self::AddNode(_) => self.put_of_joining(out)?,
+            Self::MakeToken { .. } | Self::AddNode(_) | Self::RevokeTokens { .. } => self.put_of_joining(out)?,
             Self::BeginSnapshot { .. }
             | Self::ReportCuts { .. }
             | Self::ConfirmCuts { .. }
@@ -259,10 +259,12 @@ impl Command {
 
     fn put_of_joining(&self, out: &mut Vec<u8>) -> Result<()> {
         match self {
-            Self::BeginAuthority { key, node, identity } => {
-                put_form(out, 40, &[node.0]);
-                out.extend(key.0);
-                out.extend(identity.0);
+            Self::RevokeTokens { tokens } => {
+                let count = u16::try_from(tokens.len()).ok().filter(|n| usize::from(*n) <= TOKENS_MAX);
+                let count = count.ok_or_else(|| Error::invalid("more tokens than there can be"))?;
+                out.push(43);
+                out.extend(count.to_le_bytes());
+                tokens.iter().for_each(|t| out.extend(t.0));
             }
             Self::MakeToken { token, expires_ms, now_ms } => {
                 put_form(out, 41, &[*expires_ms, *now_ms]);
@@ -405,7 +407,7 @@ impl Command {
             kind @ (21..=26 | 28 | 31 | 33) => of_snapshot(f, kind)?,
             27 => Self::DeleteVolumeAndSnapshots { volume: VolumeId(f.u64()?), now_ms: f.u64()?, force: f.flag()? },
             29 => Self::FlattenVolume { volume: VolumeId(f.u64()?) },
-            kind @ (40..=42) => of_joining(f, kind)?,
+            kind @ (41..=43) => of_joining(f, kind)?,
             _ => return Err(damaged()),
         };
         f.end()?;
@@ -522,12 +524,16 @@ fn of_snapshot(f: &mut Fields<'_>, kind: u8) -> Result<Command> {
 }
 
 fn of_joining(f: &mut Fields<'_>, kind: u8) -> Result<Command> {
+    if kind == 43 {
+        let count = usize::from(f.u16()?);
+        if count > TOKENS_MAX {
+            return Err(Error::corrupt("more tokens than there can be"));
+        }
+        let tokens = (0..count).map(|_| Ok(Hash32(f.array()?))).collect::<Result<_>>()?;
+        return Ok(Command::RevokeTokens { tokens });
+    }
     let first = f.u64()?;
     Ok(match kind {
-        40 => {
-            let (key, identity) = (HostPublic(f.array()?), HostPublic(f.array()?));
-            Command::BeginAuthority { key, node: NodeId(first), identity }
-        }
         41 => {
             let now_ms = f.u64()?;
             Command::MakeToken { token: Hash32(f.array()?), expires_ms: first, now_ms }

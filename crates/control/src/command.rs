@@ -311,15 +311,6 @@ pub enum Command {
     /// An operator's word: so many members of a shard are lost for good that it can't go on by itself, and it goes on from
     /// what is left (rule V10). `Fenced` if anything of what was seen is another by now.
     RecoverShard(RecoverShard),
-    /// The cluster has an authority from now on, made with its first node: who is a member is decided here alone.
-    BeginAuthority {
-        /// Public half of the authority's key.
-        key: HostPublic,
-        /// The first node.
-        node: NodeId,
-        /// Public half of its key.
-        identity: HostPublic,
-    },
     /// One node may join. `Invalid` in a cluster without an authority.
     MakeToken {
         /// Hash of the token's secret.
@@ -331,6 +322,20 @@ pub enum Command {
     },
     /// A token makes a node a member. Asked again with the same key it is the same one.
     AddNode(NewNode),
+    /// Tokens that nobody used are good for nothing any more; others are passed over.
+    RevokeTokens {
+        /// Hashes of their secrets, at most `TOKENS_MAX`.
+        tokens: Vec<Hash32>,
+    },
+}
+
+impl Command {
+    /// True if it is about nodes that join, and tokens: who is asked for such a thing holds it against its own clock, and
+    /// against the key of who asks.
+    #[must_use]
+    pub fn is_about_joining(&self) -> bool {
+        matches!(self, Self::MakeToken { .. } | Self::AddNode(_) | Self::RevokeTokens { .. })
+    }
 }
 
 /// A node that wants to be a member.
@@ -429,7 +434,7 @@ pub enum Outcome {
         /// Number of the snapshot.
         snapshot: SnapshotId,
     },
-    /// Of `ReportCuts`, `ConfirmCuts`, `FailSnapshot`, `LockSnapshot`, `FlattenVolume`, `BeginAuthority` and `MakeToken`; late words have changed nothing.
+    /// Of `ReportCuts`, `ConfirmCuts`, `FailSnapshot`, `LockSnapshot`, `FlattenVolume`, `MakeToken` and `RevokeTokens`; late words have changed nothing.
     Noted,
     /// Of the commands that change members or heads: `MoveHead`, `ReplaceHead`, `FailOver`, `ReplaceMembers`,
     /// `ExtendChains`, `MembersComplete`, `RecoverShard`.

@@ -23,9 +23,10 @@ pub const STATE_MAGIC: [u8; 4] = *b"FBCS";
 /// reader that passes over them would let a log that was lost go on.
 /// Snapshots came with version 5: a reader that passes over them would have logs let go of what they are of. Clones came with
 /// version 6: a reader that passes over them would begin them with nothing. Schedules of snapshots came with version 7: a
-/// reader that passes over them would make none. Nodes that are away, and how nodes join, came with version 8: a reader that
-/// passes over them would give places away, and have nodes free what they have; and it would take in anybody.
-pub const STATE_VERSION: u16 = 8;
+/// reader that passes over them would make none. Nodes that are away came with version 8: a reader that
+/// passes over them would give places away, and have nodes free what they have. How nodes join came with version 9: a reader that passes
+/// over it would take in anybody.
+pub const STATE_VERSION: u16 = 9;
 /// Bytes of the header before the body.
 pub const STATE_HEADER_BYTES: usize = 64;
 
@@ -141,7 +142,8 @@ impl State {
         serde_json::to_writer(&mut out, &body).expect("a state has only what JSON can say");
         let body = &out[STATE_HEADER_BYTES..];
         let version = match () {
-            () if self.has_away() || body_joins => STATE_VERSION,
+            () if body_joins => STATE_VERSION,
+            () if self.has_away() => 8,
             () if self.volumes.values().any(|v| v.schedule.is_some()) => 7,
             () if self.volumes.values().any(|v| v.origin.is_some()) => 6,
             () if self.snapshots.last().0 > 0 => 5,

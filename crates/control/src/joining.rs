@@ -1,7 +1,8 @@
 //! Nodes that come into a cluster with an authority: tokens, and the one command that makes a member.
 //!
 //! Invariants: a token makes one node, and not after its end; in a cluster with an authority nobody is registered who
-//! did not come so; the number of a node is never given to another one. The secrets of tokens are not here, only their
+//! did not come so; the number of a node is never given to another one; no clock takes away a token that nobody used. The
+//! secrets of tokens are not here, only their
 //! hashes, and followers are not even told these.
 
 use crate::command::{NewNode, Outcome};
@@ -36,10 +37,11 @@ impl State {
         self.nodes.values().filter(move |n| all || n.start.0 > 0).map(|n| n.id)
     }
 
-    /// The first node, which is registered, has the authority made.
-    pub(crate) fn begin_authority(&mut self, key: HostPublic, node: NodeId, identity: HostPublic) -> Result<Outcome> {
+    /// A cluster that is being founded has this authority, made with the node that founds it, whose key is `identity`. No
+    /// command: who can submit one could do so to any cluster, and it can't be taken back.
+    pub fn begin_authority(&mut self, key: HostPublic, node: NodeId, identity: HostPublic) -> Result<()> {
         match self.joining().authority() {
-            Some(known) if known == key => return Ok(Outcome::Noted),
+            Some(known) if known == key => return Ok(()),
             Some(_) => return Err(Error::invalid("this cluster has another authority already")),
             None => {}
         }
@@ -51,7 +53,7 @@ impl State {
         self.revision = changed;
         self.nodes.insert(node, Arc::new(founder));
         self.joining_mut().begin(key);
-        Ok(Outcome::Noted)
+        Ok(())
     }
 
     fn authority(&self) -> Result<()> {
@@ -76,19 +78,28 @@ impl State {
                 false => Err(Error::invalid("there is such a token already")),
             };
         }
-        // Those that ended long ago are forgotten; until then they say why they are refused.
-        let is_old = |t: &Token| t.expires_ms.saturating_add(limits::TOKEN_KEPT_MS) < now_ms;
-        let kept = self.joining().tokens().filter(|t| !is_old(t)).count();
-        if kept >= limits::TOKENS_MAX {
+        // No clock takes a token away that nobody used: it may be ahead.
+        if self.joining().tokens().len() >= limits::TOKENS_MAX && !self.joining_mut().forget_used() {
             return Err(Error::no_space(format!(
-                "{} tokens were made in the last days; use those that are there, or wait until they are forgotten, a day \
-                 behind their end",
+                "{} tokens were made that nobody used; use one of those (`freebs cluster token --list`), or end them with \
+                 `freebs cluster token --revoke all`",
                 limits::TOKENS_MAX
             )));
         }
-        self.joining_mut().keep_tokens(|t| !is_old(t));
-        self.joining_mut().put(Token { hash, expires_ms, used_by: None });
+        self.joining_mut().put(Token { hash, made_ms: now_ms, expires_ms, used_by: None });
         self.revision += 1;
+        Ok(Outcome::Noted)
+    }
+
+    /// Ends tokens that nobody used. Others stay as they are.
+    pub(crate) fn revoke_tokens(&mut self, tokens: &[Hash32]) -> Result<Outcome> {
+        self.authority()?;
+        let unused = |hash: &&Hash32| self.joining().token(hash).is_some_and(|t| t.used_by.is_none());
+        let gone: Vec<Hash32> = tokens.iter().filter(unused).copied().collect();
+        if !gone.is_empty() {
+            self.joining_mut().remove(&gone);
+            self.revision += 1;
+        }
         Ok(Outcome::Noted)
     }
 
@@ -119,12 +130,23 @@ impl State {
                 rules::format_date(new.now_ms)
             )));
         }
+        // The answer to another token may be lost, and the token with it: the key says that it is the same node.
+        let same = self.nodes.values().find(|n| n.identity == Some(new.identity) && n.start.0 == 0).map(|n| n.id);
+        if let Some(node) = same {
+            let added = self.add_again(node, new)?;
+            self.revision += 1;
+            self.joining_mut().put(Token { used_by: Some(node), ..token });
+            return Ok(added);
+        }
         self.is_free(&new, None)?;
         if self.nodes.len() >= common::NODES_MAX {
             return Err(Error::invalid(format!("a cluster has at most {} nodes", common::NODES_MAX)));
         }
-        let highest = self.nodes.keys().next_back().copied().unwrap_or_default();
-        let id = NodeId(self.joining().last_node().max(highest).0 + 1);
+        let highest = self.nodes.keys().next_back().copied().unwrap_or_default().max(self.joining().last_node());
+        if highest.0 >= limits::NUMBER_MAX {
+            return Err(Error::invalid(format!("there are no numbers for nodes behind {highest}")));
+        }
+        let id = highest.next();
         self.joining_mut().spend(token, id);
         self.put_new(id, new);
         Ok(Outcome::Added { node: id })
@@ -179,12 +201,7 @@ impl State {
                 new.name, other.id
             )));
         }
-        if let Some(other) = others().find(|n| n.address == new.address) {
-            return Err(Error::invalid(format!(
-                "the address {} is that of {}; choose another with --listen",
-                new.address, other.name
-            )));
-        }
+        self.is_free_address(&new.address, id)?;
         if let Some(other) = others().find(|n| n.identity == Some(new.identity)) {
             return Err(Error::invalid(format!(
                 "the key is that of {}: each node has its own, so join with an empty data directory",
@@ -192,5 +209,21 @@ impl State {
             )));
         }
         Ok(())
+    }
+
+    /// Refuses an address that another node has than the one with this number.
+    fn is_free_address(&self, address: &str, id: Option<NodeId>) -> Result<()> {
+        match self.nodes.values().find(|n| Some(n.id) != id && n.address == address) {
+            Some(other) => Err(Error::invalid(format!(
+                "the address {address} is that of {}; choose another with --listen",
+                other.name
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses where a member can't be. In a cluster without an authority nobody looks: its logs say so.
+    pub(crate) fn check_place(&self, node: NodeId, address: &str) -> Result<()> {
+        if self.has_authority() { self.is_free_address(address, Some(node)) } else { Ok(()) }
     }
 }

@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 pub struct Token {
     /// Hash of its secret.
     pub hash: Hash32,
+    /// Milliseconds since 1970, by the clock of the node that made it.
+    pub made_ms: u64,
     /// Milliseconds since 1970.
     pub expires_ms: u64,
     /// The node that came with it.
@@ -65,8 +67,15 @@ impl Joining {
         self.tokens.insert(token.hash, token);
     }
 
-    pub(crate) fn keep_tokens(&mut self, wanted: impl Fn(&Token) -> bool) {
-        self.tokens.retain(|_, t| wanted(t));
+    pub(crate) fn remove(&mut self, gone: &[Hash32]) {
+        self.tokens.retain(|hash, _| !gone.contains(hash));
+    }
+
+    /// Forgets the oldest of those that were used; false if there is none.
+    pub(crate) fn forget_used(&mut self) -> bool {
+        let used = self.tokens.values().filter(|t| t.used_by.is_some());
+        let oldest = used.min_by_key(|t| (t.made_ms, t.hash)).map(|t| t.hash);
+        oldest.is_some_and(|hash| self.tokens.remove(&hash).is_some())
     }
 
     /// A token has made a node.

@@ -83,6 +83,14 @@ impl SigningKeyFile {
         file.as_bytes().try_into().expect("of this length")
     }
 
+    /// The cluster whose such a file this is; `None` if it is damaged, or no such file.
+    #[must_use]
+    pub fn cluster_of(bytes: &[u8], of: KeyOf) -> Option<ClusterId> {
+        let file = Self::ref_from_bytes(bytes).ok()?;
+        let is_whole = file.magic == of.magic() && file.crc.get() == crc32c(&bytes[..SIGNING_KEY_BYTES - 4]);
+        is_whole.then_some(ClusterId(file.cluster))
+    }
+
     /// The secret half, and the public one that has to belong to it.
     pub fn decode(bytes: &[u8], of: KeyOf, cluster: ClusterId) -> Result<(Hash32, HostPublic)> {
         let name = of.name();

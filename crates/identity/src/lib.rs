@@ -2,4 +2,4 @@
 
 mod key;
 
-pub use key::SigningKey;
+pub use key::{SigningKey, is_signed};

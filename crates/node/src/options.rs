@@ -1,6 +1,6 @@
 //! What a node and a gateway are told at their start, already checked.
 
-use crate::cluster_file::{ClusterFile, ClusterNode};
+use crate::cluster_file::{ClusterFile, ClusterNode, Kept};
 use crate::files::{self, DirLock};
 use freebs_control::rules::format_size;
 use freebs_format::disk::SEGMENTS_MAX;
@@ -32,6 +32,8 @@ const SOCKET_PATH_BYTES_MAX: usize = 107;
 #[derive(Debug)]
 pub struct NodeOptions {
     pub cluster: ClusterFile,
+    /// Where that is kept, as it was before this start.
+    pub kept: Kept,
     /// Which of the cluster's nodes this one is.
     pub node: NodeId,
     /// Its data directory; it exists and is this process's alone.
@@ -64,10 +66,16 @@ impl NodeOptions {
         self.cluster.node(self.node).expect("chosen from this file")
     }
 
+    /// Keeps the address that this start listens at.
+    pub fn keep_address(&self) -> Result<()> {
+        self.kept.change(|file| file.nodes.clone_from(&self.cluster.nodes))
+    }
+
     /// Whether it founds the cluster, if that was not done yet.
     #[must_use]
     pub fn is_founder(&self) -> bool {
-        self.cluster.peers.is_empty() && self.cluster.first().id == self.node
+        let is_to = self.cluster.authority.is_none() || self.cluster.founds;
+        is_to && self.cluster.first().id == self.node
     }
 }
 

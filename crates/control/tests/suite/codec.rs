@@ -83,7 +83,7 @@ fn commands() -> Vec<Command> {
 fn commands_of_joining() -> [Command; 3] {
     let identity = HostPublic([0xcd; 32]);
     [
-        Command::BeginAuthority { key: HostPublic([0xab; 32]), node: NodeId(2), identity },
+        Command::RevokeTokens { tokens: vec![Hash32([0xab; 32]), Hash32([0xcd; 32])] },
         Command::MakeToken { token: Hash32([0xab; 32]), expires_ms: 3000, now_ms: 2000 },
         Command::AddNode(NewNode {
             token: Hash32([0xab; 32]),
@@ -230,7 +230,7 @@ fn golden_bytes() {
         "2201 02000000000000000900000000000000 0000",
         "2201 02000000000000000900000000000000 0100 070000000000000003000000 0500000000000000",
         "2302 02000000000000000900000000000000 03000000000000000100000000000000 01 03000000000000000100000000000000",
-        "280200000000000000 abababababababababababababababababababababababababababababababab \
+        "2b 0200 abababababababababababababababababababababababababababababababab \
          cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd",
         "29b80b000000000000 d007000000000000 abababababababababababababababababababababababababababababababab",
         "2ad007000000000000 abababababababababababababababababababababababababababababababab \

@@ -18,6 +18,22 @@ fn register(node: u64, start: u64) -> Command {
     }
 }
 
+/// As one whose number is anything.
+fn first(node: u64) -> Command {
+    Command::RegisterNode {
+        node: NodeId(node),
+        name: "first".into(),
+        address: "127.0.0.1:7400".into(),
+        workers: 1,
+        start: StartNumber(0),
+    }
+}
+
+/// The cluster has an authority from now on.
+fn begin(s: &mut State, node: u64) -> freebs_types::Result<()> {
+    s.begin_authority(KEY, NodeId(node), HostPublic([1; 32]))
+}
+
 fn token(token: Hash32) -> Command {
     Command::MakeToken { token, expires_ms: NOW + HOUR, now_ms: NOW }
 }
@@ -37,10 +53,10 @@ fn new(node: u64) -> NewNode {
 fn begun() -> State {
     let mut s = State::new(ClusterId([7; 16]));
     s.apply(register(1, 0)).unwrap();
-    let begin = Command::BeginAuthority { key: KEY, node: NodeId(1), identity: HostPublic([1; 32]) };
-    assert_eq!(s.apply(begin.clone()).unwrap().outcome, Outcome::Noted);
+    begin(&mut s, 1).unwrap();
     let revision = s.revision();
-    assert_eq!(s.apply(begin).unwrap().revision, revision, "a repeat changes nothing");
+    begin(&mut s, 1).unwrap();
+    assert_eq!(s.revision(), revision, "a repeat changes nothing");
     s.apply(register(1, 1)).unwrap();
     s.apply(token(TOKEN)).unwrap();
     s
@@ -87,6 +103,34 @@ fn whoever_has_not_heard_the_answer_asks_again() {
     refuses(&mut s, Command::AddNode(moved), "has run since");
 }
 
+/// The token of the first attempt was on a command line and is nowhere any more: its name, address and number were lost
+/// for good.
+#[test]
+fn the_same_key_with_another_token_gets_the_same_answer() {
+    let mut s = begun();
+    s.apply(Command::AddNode(new(2))).unwrap();
+    let second = Hash32([0x78; 32]);
+    s.apply(token(second)).unwrap();
+    let again = s.apply(Command::AddNode(NewNode { token: second, ..new(2) })).unwrap();
+    assert_eq!((again.outcome, s.nodes().len()), (Outcome::Added { node: NodeId(2) }, 2));
+    assert!(s.joining().tokens().all(|t| t.used_by == Some(NodeId(2))), "each is for one node");
+    // With another name and address, as long as it never ran.
+    let third = Hash32([0x79; 32]);
+    s.apply(token(third)).unwrap();
+    let moved = NewNode { token: third, name: "other".into(), address: "127.0.0.1:9000".into(), ..new(2) };
+    assert_eq!(s.apply(Command::AddNode(moved)).unwrap().outcome, Outcome::Added { node: NodeId(2) });
+    assert_eq!((s.node(NodeId(2)).unwrap().name.as_str(), s.nodes().len()), ("other", 2));
+    // The next number is not this one's again, and who has run does not come a second time.
+    let fourth = Hash32([0x7a; 32]);
+    s.apply(token(fourth)).unwrap();
+    let next = s.apply(Command::AddNode(NewNode { token: fourth, ..new(3) })).unwrap();
+    assert_eq!(next.outcome, Outcome::Added { node: NodeId(3) });
+    s.apply(register(3, 1)).unwrap();
+    let fifth = Hash32([0x7b; 32]);
+    s.apply(token(fifth)).unwrap();
+    refuses(&mut s, Command::AddNode(NewNode { token: fifth, ..new(3) }), "join with an empty data directory");
+}
+
 #[test]
 fn tokens_end() {
     let mut s = begun();
@@ -112,12 +156,24 @@ fn tokens_are_made_within_bounds() {
         s.apply(token(hash)).unwrap();
     }
     assert_eq!(refused(&mut s, make(NOW + 1)).0, ErrorKind::NoSpace);
-    // A day behind their end they are forgotten.
-    let now_ms = NOW + HOUR + limits::TOKEN_KEPT_MS + 1;
+    // No clock takes away what nobody used: it may be wrong.
+    let now_ms = NOW + 400 * 24 * HOUR;
     let later = Command::MakeToken { token: Hash32([3; 32]), expires_ms: now_ms + HOUR, now_ms };
-    s.apply(later).unwrap();
-    assert_eq!(s.joining().tokens().len(), 1);
-    refuses(&mut s, Command::AddNode(new(2)), "does not know this token");
+    refuses(&mut s, later.clone(), "--revoke");
+    // Those that were used make room.
+    s.apply(Command::AddNode(new(2))).unwrap();
+    s.apply(make(NOW + HOUR)).unwrap();
+    assert_eq!(s.joining().tokens().len(), limits::TOKENS_MAX);
+    refuses(&mut s, Command::AddNode(new(3)), "does not know this token");
+}
+
+/// One node whose clock was ahead made a token, and all others of the cluster were forgotten.
+#[test]
+fn a_clock_that_is_ahead_takes_no_token_away() {
+    let mut s = begun();
+    let now_ms = NOW + 400 * 24 * HOUR;
+    s.apply(Command::MakeToken { token: Hash32([3; 32]), expires_ms: now_ms + HOUR, now_ms }).unwrap();
+    s.apply(Command::AddNode(new(2))).unwrap();
 }
 
 #[test]
@@ -134,15 +190,49 @@ fn what_others_have_is_refused() {
     s.apply(Command::AddNode(new(2))).unwrap();
 }
 
+/// A node that was told to listen where another one is undid what `AddNode` had looked after.
+#[test]
+fn nobody_registers_where_another_node_is() {
+    let mut s = begun();
+    s.apply(Command::AddNode(new(2))).unwrap();
+    let at = |node: u64, address: &str| Command::RegisterNode {
+        node: NodeId(node),
+        name: format!("node{node}"),
+        address: address.into(),
+        workers: 1,
+        start: StartNumber(2),
+    };
+    refuses(&mut s, at(2, "127.0.0.1:7400"), "is that of node1");
+    s.apply(at(1, "127.0.0.1:9000")).unwrap();
+    s.apply(at(2, "127.0.0.1:7400")).unwrap();
+    // Without an authority all is as it was: old logs are replayed to the same state.
+    let mut open = State::new(ClusterId([7; 16]));
+    open.apply(register(1, 1)).unwrap();
+    open.apply(at(2, "127.0.0.1:7400")).unwrap();
+}
+
+/// The number behind the highest one was 0, or the end of the process.
+#[test]
+fn there_is_no_number_behind_the_highest() {
+    for highest in [limits::NUMBER_MAX, u64::MAX] {
+        let mut s = State::new(ClusterId([7; 16]));
+        s.apply(first(highest)).unwrap();
+        begin(&mut s, highest).unwrap();
+        s.apply(token(TOKEN)).unwrap();
+        refuses(&mut s, Command::AddNode(new(2)), "numbers");
+        assert_eq!(State::decode(&s.encode()).unwrap(), s);
+    }
+}
+
 #[test]
 fn strangers_are_not_registered() {
     let mut s = begun();
     refuses(&mut s, register(2, 1), "is no member of this cluster");
-    let begin = |key| Command::BeginAuthority { key, node: NodeId(1), identity: HostPublic([1; 32]) };
-    refuses(&mut s, begin(HostPublic([8; 32])), "another authority");
+    let other = s.begin_authority(HostPublic([8; 32]), NodeId(1), HostPublic([1; 32])).unwrap_err();
+    assert!(other.text.contains("another authority"), "{other}");
     // In a cluster of a cluster file nobody can join, and all come by themselves.
     let mut open = State::new(ClusterId([7; 16]));
-    refuses(&mut open, begin(KEY), "is not registered");
+    assert!(begin(&mut open, 1).unwrap_err().text.contains("is not registered"));
     open.apply(register(2, 1)).unwrap();
     refuses(&mut open, token(TOKEN), "freebs cluster init");
     refuses(&mut open, Command::AddNode(new(3)), "freebs cluster init");
@@ -168,7 +258,7 @@ fn the_state_comes_back_and_followers_hear_of_no_token() {
     let mut s = begun();
     s.apply(Command::AddNode(new(2))).unwrap();
     let bytes = s.encode();
-    assert_eq!(bytes[4..6], [8, 0], "a reader that knows nothing of members must not read it");
+    assert_eq!(bytes[4..6], [9, 0], "a reader that knows nothing of members must not read it");
     assert_eq!(State::decode(&bytes).unwrap(), s);
     // Before, it is written as ever.
     let mut open = State::new(ClusterId([7; 16]));

@@ -3,12 +3,13 @@
 use super::service::Service;
 use crate::events::now_ms;
 use crate::options::check_joined_listen;
-use freebs_control::api::{JoinRequest, Joined, Reply, Secret};
+use freebs_control::api::{JoinRequest, Joined, Reply, Secret, TokenStatus};
 use freebs_control::cluster_file::ClusterPeer;
-use freebs_control::{Command, ControlPlane, NewNode, Outcome};
+use freebs_control::events::TOKEN_ID_DIGITS;
+use freebs_control::{Command, ControlPlane, NewNode, Outcome, State, Token};
 use freebs_format::keys::{JOIN_SECRET_BYTES, JoinToken};
 use freebs_io::{Random, linux::OsRandom};
-use freebs_types::{Error, HostPublic, Result};
+use freebs_types::{Error, Hash32, HostPublic, Result};
 use std::net::SocketAddr;
 
 impl Service {
@@ -32,6 +33,38 @@ impl Service {
         Ok(Reply::Token { token: Secret(token.text()), expires_ms })
     }
 
+    /// Tokens that the cluster knows, the oldest first.
+    pub(super) fn list_tokens(&self) -> Result<Reply> {
+        self.authority()?;
+        let state = self.state()?;
+        let name = |node| state.node(node).map_or_else(|| format!("node {node}"), |n| n.name.clone());
+        let shown = |t: &Token| TokenStatus {
+            id: short(t.hash),
+            made_ms: t.made_ms,
+            expires_ms: t.expires_ms,
+            used_by: t.used_by.map(name),
+        };
+        let mut tokens: Vec<_> = state.joining().tokens().map(shown).collect();
+        tokens.sort_by(|a, b| (a.made_ms, &a.id).cmp(&(b.made_ms, &b.id)));
+        Ok(Reply::Tokens { tokens })
+    }
+
+    /// Ends the token whose number begins so, or all that nobody used.
+    pub(super) async fn revoke_tokens(&self, of: &str) -> Result<Reply> {
+        self.authority()?;
+        self.newest().await?;
+        let state = self.state()?;
+        let named: Vec<Token> = match of {
+            "all" => state.joining().tokens().filter(|t| t.used_by.is_none()).copied().collect(),
+            _ => vec![named(&state, of)?],
+        };
+        let tokens: Vec<_> = named.iter().map(|t| t.hash).collect();
+        if !tokens.is_empty() {
+            self.plane.submit(Command::RevokeTokens { tokens: tokens.clone() }).await?;
+        }
+        Ok(Reply::Revoked { tokens: tokens.into_iter().map(short).collect() })
+    }
+
     pub(super) async fn join(&self, of: JoinRequest) -> Result<Reply> {
         let token = JoinToken::parse(&of.token.0)?;
         let here = self.me().cluster;
@@ -47,9 +80,15 @@ impl Service {
                 "the token is of another authority than this cluster has; `freebs cluster token` makes another one",
             ));
         }
+        if !freebs_identity::is_signed(of.identity, &of.claim(token.hash()), &of.proof) {
+            return Err(Error::invalid("who asks does not have the secret half of the key that it says is its own"));
+        }
         let address: SocketAddr = of.address.parse().map_err(|_| {
             Error::invalid(format!("'{}' is no address of a node; it is HOST:PORT in numbers", of.address))
         })?;
+        if address.port() == 0 {
+            return Err(Error::invalid(format!("'{address}' has no port; a node is reached at one")));
+        }
         check_joined_listen(address)?;
         let new = NewNode {
             token: token.hash(),
@@ -61,6 +100,7 @@ impl Service {
         };
         let done = self.plane.submit(Command::AddNode(new)).await?;
         let Outcome::Added { node } = done.outcome else { return Err(Error::bug("a node was added otherwise")) };
+        // The state here has the revision by now.
         let state = self.state()?;
         let others = state.nodes().filter(|n| n.id != node).map(|n| ClusterPeer {
             id: n.id,
@@ -69,5 +109,37 @@ impl Service {
             workers: n.workers,
         });
         Ok(Reply::Joined(Joined { node, peers: others.collect() }))
+    }
+}
+
+/// The number that people know a token by: the first digits of its hash.
+fn short(hash: Hash32) -> String {
+    hash.to_string().chars().take(TOKEN_ID_DIGITS).collect()
+}
+
+/// The one token that can be revoked whose number begins so.
+fn named(state: &State, prefix: &str) -> Result<Token> {
+    let is_one = |t: &&Token| !prefix.is_empty() && t.hash.to_string().starts_with(prefix);
+    let mut all = state.joining().tokens().filter(is_one);
+    let which = match (all.next(), all.next()) {
+        (Some(one), None) => *one,
+        (None, _) => {
+            return Err(Error::not_found(format!(
+                "there is no token '{prefix}'; `freebs cluster token --list` shows those there are"
+            )));
+        }
+        (Some(_), Some(_)) => {
+            return Err(Error::invalid(format!(
+                "several tokens begin with '{prefix}'; `freebs cluster token --list` shows more of them"
+            )));
+        }
+    };
+    match which.used_by {
+        Some(node) => Err(Error::invalid(format!(
+            "the token {} was used by {} and is good for nothing any more",
+            short(which.hash),
+            state.node(node).map_or_else(|| format!("node {node}"), |n| n.name.clone())
+        ))),
+        None => Ok(which),
     }
 }

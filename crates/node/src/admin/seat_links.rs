@@ -188,6 +188,8 @@ struct Link {
 enum End {
     /// The other side closed it, or refuses one: its process has ended.
     Lost(Error),
+    /// The other side is of another cluster, or says that this node is no member.
+    Stranger(Error),
     Other(Error),
 }
 
@@ -211,6 +213,8 @@ impl Link {
             if let Some(address) = addresses.get(attempt % addresses.len().max(1)) {
                 match self.connect(address).await {
                     Ok(stream) => {
+                        // Who leads since a moment ago may not know all members yet: this one does.
+                        self.book.foreign.take();
                         self.lost.times.borrow_mut().remove(&self.to);
                         let since = Instant::now();
                         let end = self.serve(stream, first).await;
@@ -223,9 +227,6 @@ impl Link {
                     Err(end) => {
                         let e = self.note_end(end);
                         tracing::trace!("node {} can't be reached at {address}: {e}", self.to);
-                        if e.kind == ErrorKind::Invalid && self.book.foreign.replace(Some(e.clone())).is_none() {
-                            tracing::warn!("{e}");
-                        }
                         attempt += 1;
                     }
                 }
@@ -247,6 +248,12 @@ impl Link {
         match end {
             End::Lost(e) => {
                 self.lost.add(self.to);
+                e
+            }
+            End::Stranger(e) => {
+                if self.book.foreign.replace(Some(e.clone())).is_none() {
+                    tracing::warn!("{e}");
+                }
                 e
             }
             End::Other(e) => e,
@@ -271,15 +278,15 @@ impl Link {
             match read_message(&mut stream, &mut buf).await.map_err(End::Other)? {
                 Some(Message::Welcome(w)) if w.cluster == self.cluster && w.node == self.to => {}
                 Some(Message::Welcome(w)) if w.cluster != self.cluster => {
-                    return Err(End::Other(Error::invalid(format!(
+                    return Err(End::Stranger(Error::invalid(format!(
                         "{address} belongs to another cluster ({}), and this node to {}; check the addresses and the \
                          cluster's name in the cluster file",
                         w.cluster, self.cluster
                     ))));
                 }
                 Some(Message::ControlReply { body, .. }) => {
-                    let why = Reply::decode(&body).err().unwrap_or_else(|| Error::retry("another node"));
-                    return Err(End::Other(why.at(address)));
+                    let why = Reply::decode(&body).err().unwrap_or_else(|| Error::retry("another node")).at(address);
+                    return Err(if why.kind == ErrorKind::Invalid { End::Stranger(why) } else { End::Other(why) });
                 }
                 _ => return Err(End::Other(Error::retry("another node"))),
             }

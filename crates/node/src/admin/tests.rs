@@ -160,6 +160,8 @@ fn seat_options(dir: &Path, id: u64, addresses: &[String]) -> SeatOptions {
         events: EventLog::open(&data, &format!("node{id}")),
         data,
         members: addresses.iter().zip(1..).map(|(a, id)| member(id, a, 0)).collect(),
+        peers: BTreeMap::new(),
+        authority: None,
         founder: id == 1,
         was_in_use: false,
         came_with: StartNumber(0),

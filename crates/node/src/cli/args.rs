@@ -74,7 +74,7 @@ pub enum Command {
     Up(UpArgs),
     /// Make a cluster that nodes can join, and tokens for them
     #[command(subcommand)]
-    Cluster(ClusterCommand),
+    Cluster(Box<ClusterCommand>),
     /// Run one node, let it join a cluster, or start and stop nodes of a local cluster
     Node(NodeArgs),
     /// Run one gateway: serves volumes by NBD, holds no data
@@ -216,7 +216,7 @@ pub struct UpArgs {
 
 const NODE_HELP: &str = "\
 Examples:
-  freebs node --data /srv/freebs                       a cluster of one node
+  freebs node --data /srv/freebs                       a cluster of one node, or the one whose directory that is
   freebs node --cluster-file cluster.json --name b     one of several; the first of the file founds the cluster
   freebs node stop node2                               stops a node of the cluster that `freebs up` runs here
   freebs node stop node2 --cluster 127.0.0.1:9000      the same, of the one that has a node at this address

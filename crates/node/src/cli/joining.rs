@@ -1,14 +1,15 @@
-//! `freebs cluster init|token` and `freebs node join`: clusters of nodes that join one after the other.
+//! `freebs cluster init` and `freebs node join`: clusters of nodes that join one after the other.
 //!
-//! Invariant: a data directory gets its cluster file last, so one that has it has all that a start needs; until then the
-//! same command goes on where it was.
+//! Invariants: a data directory gets its cluster file last, so one that has it has all that a start needs; until then the
+//! same command goes on where it was, also with another token: the cluster knows the key. A token is told to nobody off
+//! loopback.
 
-use super::asked::{connect, unexpected};
+use super::asked::unexpected;
 use super::output::Output;
+use super::tokens::{self, TokenArgs, connect_here};
 use super::values::{DEFAULT_DATA, address, size, workers};
-use crate::admin::Client;
 use crate::cluster_file::{self, ClusterFile, ClusterNode};
-use crate::files::DirLock;
+use crate::files::{self, DirLock};
 use crate::identity;
 use crate::options::{DEFAULT_CLUSTER, DEFAULT_DEVICE_BYTES, check_device, check_joined_listen, default_workers};
 use crate::timing;
@@ -21,7 +22,6 @@ use serde::Serialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 const CLUSTER_HELP: &str = "\
 Examples:
@@ -43,8 +43,8 @@ pub enum ClusterCommand {
     /// Make a cluster that nodes can join, and the data directory of its first node
     #[command(after_help = CLUSTER_HELP)]
     Init(InitArgs),
-    /// Print a token with which one node can join the cluster
-    #[command(after_help = CLUSTER_HELP)]
+    /// Print a token with which one node can join the cluster; list tokens, and revoke them
+    #[command(after_help = tokens::TOKEN_HELP)]
     Token(TokenArgs),
 }
 
@@ -83,13 +83,6 @@ pub struct InitArgs {
 }
 
 #[derive(Debug, Args)]
-pub struct TokenArgs {
-    /// It is good for this time, 1s to 30days
-    #[arg(long, value_name = "TIME", value_parser = expires, default_value = "1h")]
-    pub expires: Duration,
-}
-
-#[derive(Debug, Args)]
 #[command(after_help = JOIN_HELP)]
 pub struct JoinArgs {
     /// A node of the cluster
@@ -106,15 +99,6 @@ pub struct JoinArgs {
 
     #[command(flatten)]
     pub node: NewNodeArgs,
-}
-
-fn expires(text: &str) -> Result<Duration, String> {
-    let most = Duration::from_millis(freebs_control::limits::TOKEN_MS_MAX);
-    match humantime::parse_duration(text) {
-        Ok(time) if (Duration::from_secs(1)..=most).contains(&time) => Ok(time),
-        Ok(_) => Err("from 1s to 30days".into()),
-        Err(e) => Err(format!("{e}; write 10min, 1h or 2days")),
-    }
 }
 
 #[derive(Serialize)]
@@ -136,7 +120,7 @@ fn show(output: &Output, file: &ClusterFile, what: &str) {
 pub async fn cluster(command: ClusterCommand, cluster: &str, output: &Output) -> Result<ExitCode> {
     match command {
         ClusterCommand::Init(args) => init(args, output),
-        ClusterCommand::Token(args) => token(&args, cluster, output).await,
+        ClusterCommand::Token(args) => tokens::run(&args, cluster, output).await,
     }
 }
 
@@ -157,20 +141,35 @@ fn new_node(args: &NewNodeArgs, id: NodeId, name: String) -> Result<ClusterNode>
     let (device, segment) = (args.device_size, args.segment_size);
     check_device(device.unwrap_or(DEFAULT_DEVICE_BYTES), segment.unwrap_or(limits::SEGMENT_BYTES), workers)?;
     check_joined_listen(args.listen)?;
+    if args.listen.port() == 0 {
+        return Err(Error::invalid(format!(
+            "--listen {} has no port, so nobody could reach the node there",
+            args.listen
+        )));
+    }
     Ok(ClusterNode { id, name, address: args.listen.to_string(), data: args.data.clone(), workers })
 }
 
-/// Refuses a directory that is a node's already, or has something of one.
-fn is_free(data: &Path) -> Result<()> {
+/// What may lie in a directory before a node is made there: an attempt before this one may have been cut off.
+const MADE_BEFORE: [&str; 5] = ["lock", "cluster.json.tmp", "lost+found", "node-key", "node-key.tmp"];
+const AUTHORITY: [&str; 2] = ["authority-key", "authority-key.tmp"];
+
+/// Refuses a directory that is a node's already, or has anything else in it.
+fn is_free(data: &Path, more: &[&str]) -> Result<()> {
     if let Some(file) = cluster_file::load(&data.join("cluster.json"))? {
         return Err(taken(data, &file));
     }
-    let device = data.join("log-0.freebs");
-    if device.symlink_metadata().is_ok() || crate::admin::seat_files::is_there(data) {
-        return Err(Error::invalid(format!(
-            "{} has data of a node, and no cluster file; choose another directory with --data",
-            data.display()
-        )));
+    let failed = |e: &std::io::Error| files::os_error("read", data, e);
+    for entry in std::fs::read_dir(data).map_err(|e| failed(&e))? {
+        let name = entry.map_err(|e| failed(&e))?.file_name();
+        let name = name.to_string_lossy();
+        if !MADE_BEFORE.iter().chain(more).any(|n| *n == name) {
+            return Err(Error::invalid(format!(
+                "{} has files in it (such as {name}) and no cluster.json; choose a new or empty directory with --data, or \
+                 put cluster.json back",
+                data.display()
+            )));
+        }
     }
     Ok(())
 }
@@ -179,32 +178,16 @@ fn init(args: InitArgs, output: &Output) -> Result<ExitCode> {
     let node = new_node(&args.node, NodeId(1), args.name)?;
     let data = &args.node.data;
     let _lock = DirLock::take(data, "lock")?;
-    is_free(data)?;
+    is_free(data, &AUTHORITY)?;
     let mut file = cluster_file::begin(vec![node]);
+    file.founds = true;
     // Keys of an attempt that did not come to its end are of another cluster.
-    identity::forget(data)?;
+    identity::forget(data, &[KeyOf::Node, KeyOf::Authority])?;
     file.authority = Some(identity::load_or_make(data, KeyOf::Authority, file.cluster)?.public());
     identity::load_or_make(data, KeyOf::Node, file.cluster)?;
     (file.device_size, file.segment_bytes) = (args.node.device_size, args.node.segment_size);
     cluster_file::save(&file, &data.join("cluster.json"))?;
     show(output, &file, &format!("the cluster {} begins with {}", file.cluster, file.first().name));
-    Ok(ExitCode::SUCCESS)
-}
-
-#[derive(Serialize)]
-struct ShownToken<'a> {
-    token: &'a str,
-    expires_ms: u64,
-}
-
-async fn token(args: &TokenArgs, cluster: &str, output: &Output) -> Result<ExitCode> {
-    let valid_ms = args.expires.as_millis() as u64;
-    let reply = connect(cluster).await?.call(&Request::TokenCreate { valid_ms }, timing::CALL_MAX).await?;
-    let Reply::Token { token, expires_ms } = reply else { return Err(unexpected()) };
-    output.show(&ShownToken { token: &token.0, expires_ms }, |t| t.token.to_owned());
-    if !output.json {
-        output.note(&format!("good for one node, until {}", rules::format_date(expires_ms)));
-    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -214,16 +197,9 @@ pub async fn join(args: JoinArgs, output: &Output) -> Result<ExitCode> {
     let mut node = new_node(&args.node, NodeId(0), name)?;
     let data = &args.node.data;
     let _lock = DirLock::take(data, "lock")?;
-    is_free(data)?;
-    let key = match identity::load_or_make(data, KeyOf::Node, token.cluster) {
-        Ok(key) => key,
-        // It is of a cluster that was never joined.
-        Err(_) => {
-            identity::forget(data)?;
-            identity::load_or_make(data, KeyOf::Node, token.cluster)?
-        }
-    };
-    let client = Client::connect(&args.address).await?;
+    is_free(data, &[])?;
+    let key = identity::joining_key(data, token.cluster)?;
+    let client = connect_here(&args.address, output).await?;
     let there = client.welcome().cluster;
     if there != token.cluster {
         return Err(Error::invalid(format!(
@@ -231,16 +207,21 @@ pub async fn join(args: JoinArgs, output: &Output) -> Result<ExitCode> {
             token.cluster, args.address
         )));
     }
-    let request = JoinRequest {
+    let mut request = JoinRequest {
         token: Secret(token.text()),
         identity: key.public(),
         name: node.name.clone(),
         address: node.address.clone(),
         workers: node.workers,
+        proof: Vec::new(),
     };
+    request.proof = key.sign(&request.claim(token.hash()))?;
     let reply = client.call(&Request::Join(request), timing::CALL_MAX).await?;
     let Reply::Joined(joined) = reply else { return Err(unexpected()) };
     node.id = joined.node;
+    if joined.peers.iter().all(|p| p.id == node.id) {
+        return Err(unexpected());
+    }
     let mut file = ClusterFile::new(token.cluster, vec![node]);
     file.authority = Some(token.authority);
     file.peers = joined.peers;

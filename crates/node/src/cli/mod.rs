@@ -20,6 +20,7 @@ mod rollback;
 mod run;
 pub mod signals;
 mod snapshot;
+mod tokens;
 mod values;
 mod verify;
 mod volume;
@@ -67,7 +68,7 @@ fn dispatch(cli: Cli, output: &Output) -> Result<ExitCode> {
             Some(NodeCommand::Start(a)) => cluster::node_switch(&a, named.as_deref(), true, output),
             Some(NodeCommand::Stop(a)) => cluster::node_switch(&a, named.as_deref(), false, output),
         },
-        Command::Cluster(c) => block_on(joining::cluster(c, &cluster, output)),
+        Command::Cluster(c) => block_on(joining::cluster(*c, &cluster, output)),
         Command::Gateway(args) => run::gateway(args, &cluster).map(|()| ExitCode::SUCCESS),
         Command::Volume(v) => block_on(volume::run(v, &cluster, output)),
         Command::Backup(b) => block_on(backup::run(b, &cluster, output)),

@@ -21,12 +21,19 @@ pub struct Servers {
 const SIZES: [&str; 6] = ["--workers", "1", "--device-size", "1G", "--segment-size", "8M"];
 
 impl Servers {
-    /// A cluster whose first node, a, runs, with room for so many.
+    /// A cluster whose first node, a, was made and never ran, with room for so many.
     #[must_use]
-    pub fn begin(most: u16) -> Self {
-        let mut servers = Self { dir: scratch(), base: free_ports(most + 1), processes: Vec::new() };
+    pub fn made(most: u16) -> Self {
+        let servers = Self { dir: scratch(), base: free_ports(most + 1), processes: Vec::new() };
         let out = servers.init("a");
         assert!(out.status.success(), "{}", told(&out));
+        servers
+    }
+
+    /// The same, whose first node runs.
+    #[must_use]
+    pub fn begin(most: u16) -> Self {
+        let mut servers = Self::made(most);
         servers.start("a");
         servers.wait_up(1);
         servers
@@ -88,8 +95,13 @@ impl Servers {
 
     /// A node of this name asks one of another to join.
     pub fn join(&self, by: &str, token: &str, name: &str, more: &[&str]) -> Output {
+        self.join_at(&self.address(by), token, name, more)
+    }
+
+    /// The same, of whoever is at that address.
+    pub fn join_at(&self, at: &str, token: &str, name: &str, more: &[&str]) -> Output {
         let mut cmd = self.freebs();
-        cmd.args(["node", "join", &self.address(by), "--name", name]).args(SIZES).args(more);
+        cmd.args(["node", "join", at, "--name", name]).args(SIZES).args(more);
         if !more.contains(&"--listen") {
             cmd.args(["--listen", &self.address(name)]);
         }
@@ -100,10 +112,20 @@ impl Servers {
     }
 
     pub fn start(&mut self, name: &str) {
+        self.start_with(name, &[]);
+    }
+
+    pub fn start_with(&mut self, name: &str, more: &[&str]) {
         let log = File::options().create(true).append(true).open(self.dir().join(format!("{name}.log")));
         let log = log.expect("a log file");
         let mut cmd = self.freebs();
-        cmd.arg("node").arg("--data").arg(self.data(name)).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        cmd.arg("node")
+            .arg("--data")
+            .arg(self.data(name))
+            .args(more)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
         self.spawn(name, cmd);
     }
 

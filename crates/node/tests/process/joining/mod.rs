@@ -1,11 +1,15 @@
 //! A cluster that grows: nodes join with tokens, one after the other, and volumes get copies on them.
 
+mod again;
+mod tokens;
+
 use crate::support::nbd::{Client, Op};
 use crate::support::servers::Servers;
 use crate::support::tools::{told, wait_for};
 use crate::support::{Weight, turn};
 use serde_json::Value;
 use std::process::Output;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const BLOCK: usize = 4096;
 
@@ -22,6 +26,14 @@ fn refused(out: &Output, words: &[&str]) {
 #[track_caller]
 fn done(out: &Output) {
     assert!(out.status.success(), "{}", told(out));
+}
+
+/// The cluster file of a node, changed by hand.
+fn edit(s: &Servers, name: &str, how: impl FnOnce(&mut Value)) {
+    let path = s.data(name).join("cluster.json");
+    let mut file = serde_json::from_slice(&std::fs::read(&path).expect("a file")).expect("JSON");
+    how(&mut file);
+    std::fs::write(&path, file.to_string()).expect("written");
 }
 
 fn member_names(v: &Value) -> Vec<String> {
@@ -74,7 +86,8 @@ fn three_nodes_join_and_one_may_die() {
 fn tokens_are_good_for_one_node_and_a_time() {
     let _turn = turn(Weight::Light);
     let mut s = Servers::begin(4);
-    let (first, short) = (s.token("10min"), s.token("1s"));
+    let first = s.token("10min");
+    let short = s.json(&["cluster", "token", "--expires", "1s"]);
     done(&s.join("a", &first, "b", &[]));
     refused(&s.join("a", &first, "c", &[]), &["the token was used by b already", "freebs cluster token"]);
     // The name, and the place, of others; the token is still good afterwards.
@@ -86,11 +99,10 @@ fn tokens_are_good_for_one_node_and_a_time() {
         &["the name b is node 2's", "--name"],
     );
     refused(&s.join("a", &second, "c", &["--listen", &s.address("b")]), &["is that of b", "--listen"]);
-    wait_for("the end of the token", || {
-        let out = s.join("a", &short, "d", &[]);
-        assert!(!out.status.success() || !s.data("d").join("cluster.json").exists(), "{}", told(&out));
-        told(&out).contains("the token ended").then_some(())
-    });
+    // It ends by the clock of this machine, which the node has, too.
+    let ends = UNIX_EPOCH + Duration::from_millis(short["expires_ms"].as_u64().expect("a time"));
+    wait_for("the end of the token", || (SystemTime::now() > ends).then_some(()));
+    refused(&s.join("a", short["token"].as_str().expect("a text"), "d", &[]), &["the token ended"]);
     done(&s.join("a", &second, "c", &[]));
     // A node that has joined and never ran is seen, and gets nothing to keep.
     let status = s.json(&["status"]);
@@ -112,6 +124,15 @@ fn what_can_not_join_is_told_the_way_out() {
     refused(&s.join("a", cut, "b", &[]), &["no token to join with: it has 191 characters"]);
     let out = s.join("a", &token, "b", &["--listen", "192.0.2.1:7400"]);
     refused(&out, &["do not encrypt", "use 127.0.0.1:7400"]);
+    let out = s.join("a", &token, "b", &["--listen", "127.0.0.1:0"]);
+    assert!(!out.status.success(), "{}", told(&out));
+    // What lies there may be another cluster's.
+    std::fs::create_dir(s.data("b")).expect("a directory");
+    std::fs::write(s.data("b").join("view-secret"), [1; 32]).expect("written");
+    refused(&s.join("a", &token, "b", &[]), &["view-secret", "--data"]);
+    std::fs::remove_dir_all(s.data("b")).expect("removed");
+    let up = s.cli(&["up", "--data", s.data("a").to_str().expect("a text")]);
+    refused(&up, &["in use", "--data"]);
     let a = s.data("a");
     let a = a.to_str().expect("a text");
     refused(&s.join("a", &token, "b", &["--data", a]), &["--data"]);
@@ -133,11 +154,10 @@ fn a_node_that_has_not_joined_is_not_taken_in() {
     let mut s = Servers::begin(2);
     done(&s.join("a", &s.token("10min"), "b", &[]));
     // As b, with another number: it has all that a member has but the membership.
-    let path = s.data("b").join("cluster.json");
-    let mut file: Value = serde_json::from_slice(&std::fs::read(&path).expect("a file")).expect("JSON");
-    file["nodes"][0]["id"] = 7.into();
-    file["nodes"][0]["name"] = "stranger".into();
-    std::fs::write(&path, file.to_string()).expect("written");
+    edit(&s, "b", |file| {
+        file["nodes"][0]["id"] = 7.into();
+        file["nodes"][0]["name"] = "stranger".into();
+    });
     s.start("b");
     assert_eq!(s.wait_ended("b"), Some(1));
     assert!(s.log().contains("is no member of this cluster"), "{}", s.log());
