@@ -366,7 +366,7 @@ pub struct JoinRequest {
 }
 
 impl JoinRequest {
-    /// What is signed: all that is asked for, with the hash of the token in place of it.
+    /// The bytes that are signed: all that is asked for, with the hash of the token in place of it.
     #[must_use]
     pub fn claim(&self, token: Hash32) -> Vec<u8> {
         let mut out = b"freebs 2026-11 join".to_vec();

@@ -128,6 +128,36 @@ mod tests {
         assert!(load(&path).unwrap_err().to_string().contains("can't be read"));
     }
 
+    /// A peer that had moved made a file that no start could read.
+    #[test]
+    fn peers_are_hints_and_one_node_founds() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cluster.json");
+        let peer = |id: u64, port: u16| freebs_control::cluster_file::ClusterPeer {
+            id: NodeId(id),
+            name: format!("node{id}"),
+            address: format!("127.0.0.1:{port}"),
+            workers: 1,
+        };
+        let mut file = begin(vec![node(1)]);
+        file.authority = Some(freebs_types::HostPublic([1; 32]));
+        file.peers = vec![peer(1, 7499), peer(2, 7401), peer(3, 7403), peer(3, 7404), peer(0, 7405)];
+        file.peers.push(freebs_control::cluster_file::ClusterPeer { workers: 3, ..peer(4, 7406) });
+        save(&file, &path).unwrap();
+        assert_eq!(load(&path).unwrap().unwrap().peers, [peer(3, 7403)]);
+        let refused = |how: &dyn Fn(&mut ClusterFile)| {
+            let mut file = ClusterFile { founds: true, peers: vec![], ..file.clone() };
+            save(&file, &path).unwrap();
+            how(&mut file);
+            save(&file, &path).unwrap_err();
+        };
+        refused(&|f| f.peers = vec![peer(2, 7402)]);
+        refused(&|f| f.set_up = true);
+        refused(&|f| f.authority = None);
+        refused(&|f| f.nodes.push(node(2)));
+        refused(&|f| f.nodes[0].id = NodeId(u64::MAX));
+    }
+
     #[test]
     fn the_file_of_a_node_is_written_when_it_is_another_one() {
         let dir = tempfile::tempdir().unwrap();

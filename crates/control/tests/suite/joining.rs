@@ -1,5 +1,6 @@
 //! How nodes join a cluster with an authority: tokens, members, and who is refused.
 
+use freebs_control::events::{EventKind, told};
 use freebs_control::{Command, CreateVolume, NewNode, Outcome, STATE_HEADER_BYTES, State, limits};
 use freebs_types::{ClusterId, ErrorKind, Hash32, HostPublic, NodeId, StartNumber};
 
@@ -251,6 +252,69 @@ fn nothing_is_placed_on_a_node_that_never_ran() {
     s.apply(register(2, 1)).unwrap();
     s.apply(create("two", None)).unwrap();
     assert_eq!(s.volume_by_name("two").unwrap().shards[0].members.len(), 2);
+}
+
+/// A difference here means that states of an earlier build are not understood any more.
+#[test]
+fn golden_bytes_of_a_state_with_tokens() {
+    let mut s = begun();
+    s.apply(Command::AddNode(new(2))).unwrap();
+    s.apply(token(Hash32([0x78; 32]))).unwrap();
+    let bytes = s.encode();
+    assert_eq!(&bytes[..8], b"FBCS\x09\x00\x40\x00");
+    let text = String::from_utf8_lossy(&bytes[STATE_HEADER_BYTES..]);
+    let hex = |digits: &str| digits.repeat(32);
+    let known = format!(
+        r#""joining":{{"authority":"{}","last_node":2,"tokens":[{{"hash":"{}","made_ms":1790000000000,"expires_ms":1790003600000,"used_by":2}},{{"hash":"{}","made_ms":1790000000000,"expires_ms":1790003600000}}]}}}}"#,
+        hex("09"),
+        hex("77"),
+        hex("78")
+    );
+    assert!(text.ends_with(&known), "{text}");
+    assert_eq!(State::decode(&bytes).unwrap(), s);
+}
+
+#[test]
+fn tokens_are_revoked() {
+    let mut s = begun();
+    let other = Hash32([0x78; 32]);
+    s.apply(token(other)).unwrap();
+    s.apply(Command::AddNode(new(2))).unwrap();
+    let revoke = |tokens: &[Hash32]| Command::RevokeTokens { tokens: tokens.to_vec() };
+    // Those that were used stay, as do others; asked again it is done already.
+    for _ in 0..2 {
+        assert_eq!(s.apply(revoke(&[TOKEN, other, Hash32([1; 32])])).unwrap().outcome, Outcome::Noted);
+        assert_eq!(s.joining().tokens().map(|t| t.hash).collect::<Vec<_>>(), [TOKEN]);
+    }
+    let revision = s.revision();
+    assert_eq!(s.apply(revoke(&[])).unwrap().revision, revision);
+    refuses(&mut s, Command::AddNode(NewNode { token: other, ..new(3) }), "does not know this token");
+    refuses(&mut State::new(ClusterId([7; 16])), revoke(&[other]), "freebs cluster init");
+}
+
+/// The events say that a stranger was given a token, and that it was used.
+#[test]
+fn tokens_are_told_of() {
+    let mut s = begun();
+    let mut step = |command: Command| {
+        let before = s.clone();
+        s.apply(command.clone()).unwrap();
+        let all = told(&before, &command, &s);
+        all.into_iter().map(|t| (t.kind, t.text)).collect::<Vec<_>>()
+    };
+    let other = Hash32([0x78; 32]);
+    let made = "a token was made, 787878787878: good for one node, until 2026-09-21T14:13:20Z".into();
+    assert_eq!(step(token(other)), [(EventKind::Token, made)]);
+    assert_eq!(step(token(other)), [], "it was there");
+    let joined = "has joined with the token 777777777777, to be at 127.0.0.1:7401".into();
+    let used = "the token 777777777777 was used".into();
+    assert_eq!(step(Command::AddNode(new(2))), [(EventKind::Node, joined), (EventKind::Token, used)]);
+    assert_eq!(step(Command::AddNode(new(2))), [], "it heard no answer");
+    let used = "the token 787878787878 was used".into();
+    assert_eq!(step(Command::AddNode(NewNode { token: other, ..new(2) })), [(EventKind::Token, used)]);
+    step(token(Hash32([3; 32])));
+    let revoked = "the token 030303030303 was revoked".into();
+    assert_eq!(step(Command::RevokeTokens { tokens: vec![Hash32([3; 32])] }), [(EventKind::Token, revoked)]);
 }
 
 #[test]

@@ -50,7 +50,7 @@ pub(super) fn read(data: &Path, cluster: ClusterId) -> Result<Option<State>> {
     }
 }
 
-/// Whether there is one, be it damaged.
+/// True if there is one, be it damaged.
 pub(super) fn is_there(data: &Path) -> bool {
     NAMES.iter().any(|name| data.join(name).symlink_metadata().is_ok())
 }

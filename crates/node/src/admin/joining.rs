@@ -143,3 +143,70 @@ fn named(state: &State, prefix: &str) -> Result<Token> {
         None => Ok(which),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{ask, first_of_all};
+    use super::*;
+    use crate::admin::Authority;
+    use freebs_control::api::Request;
+    use freebs_identity::SigningKey;
+    use freebs_types::{ErrorKind, NodeId};
+
+    fn request(token: &Secret, key: &SigningKey, address: &str) -> JoinRequest {
+        let hash = JoinToken::parse(&token.0).unwrap().hash();
+        let mut of = JoinRequest {
+            token: token.clone(),
+            identity: key.public(),
+            name: "b".into(),
+            address: address.into(),
+            workers: 1,
+            proof: Vec::new(),
+        };
+        of.proof = key.sign(&of.claim(hash)).unwrap();
+        of
+    }
+
+    /// With a token that was used and the key's public half, which all are told, anybody could move a node that had not run
+    /// yet; and `Submit` let who asked say what time it is.
+    #[tokio::test]
+    async fn who_asks_has_the_key_and_there_is_no_way_around() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority { key: HostPublic([9; 32]), identity: HostPublic([1; 32]) };
+        let node = first_of_all(dir.path(), authority).await;
+        let reply = ask(&node, Request::TokenCreate { valid_ms: 60_000 }).await.unwrap();
+        let Reply::Token { token, .. } = reply else { panic!("{reply:?}") };
+        let (mine, other) = (SigningKey::new(&Hash32([5; 32])).unwrap(), SigningKey::new(&Hash32([6; 32])).unwrap());
+        let good = request(&token, &mine, "127.0.0.1:7401");
+        let refused = async |of: JoinRequest, says: &str| {
+            let e = ask(&node, Request::Join(of)).await.unwrap_err();
+            assert!(e.kind == ErrorKind::Invalid && e.text.contains(says), "{e}");
+        };
+        let stolen = JoinRequest { identity: mine.public(), ..request(&token, &other, "127.0.0.1:7401") };
+        refused(stolen, "the secret half").await;
+        refused(JoinRequest { address: "127.0.0.1:7402".into(), ..good.clone() }, "the secret half").await;
+        refused(request(&token, &mine, "127.0.0.1:0"), "no port").await;
+        refused(request(&token, &mine, "192.0.2.1:7401"), "loopback").await;
+        let now_ms = now_ms();
+        let hash = Hash32([3; 32]);
+        let new = NewNode {
+            token: JoinToken::parse(&token.0).unwrap().hash(),
+            identity: mine.public(),
+            name: "c".into(),
+            address: "127.0.0.1:7403".into(),
+            workers: 1,
+            now_ms,
+        };
+        for command in [
+            Command::AddNode(new),
+            Command::MakeToken { token: hash, expires_ms: now_ms + 1, now_ms },
+            Command::RevokeTokens { tokens: vec![hash] },
+        ] {
+            let e = ask(&node, Request::Submit { command }).await.unwrap_err();
+            assert!(e.text.contains("requests of their own"), "{e}");
+        }
+        let reply = ask(&node, Request::Join(good)).await.unwrap();
+        let Reply::Joined(joined) = reply else { panic!("{reply:?}") };
+        assert_eq!((joined.node, joined.peers.len(), joined.peers[0].id), (NodeId(2), 1, NodeId(1)));
+    }
+}

@@ -510,7 +510,7 @@ async fn open_store(options: &SeatOptions) -> Result<Store> {
     Ok(store)
 }
 
-/// Whether the store has at least what an earlier state has: the cluster was founded with that, or goes on behind it.
+/// True if the store has at least what an earlier state has: the cluster was founded with that, or goes on behind it.
 fn has_taken_over(store: &Store, left: &State, cluster: ClusterId) -> bool {
     let snapshot = store.read(|c| c.snapshot.as_ref().map(|s| s.bytes.clone()));
     let machine = snapshot.and_then(|bytes| Machine::decode(&bytes, cluster).ok());

@@ -213,7 +213,7 @@ impl Link {
             if let Some(address) = addresses.get(attempt % addresses.len().max(1)) {
                 match self.connect(address).await {
                     Ok(stream) => {
-                        // Who leads since a moment ago may not know all members yet: this one does.
+                        // One that refused this node may just have begun to lead, and not know all members yet: this one does.
                         self.book.foreign.take();
                         self.lost.times.borrow_mut().remove(&self.to);
                         let since = Instant::now();

@@ -6,13 +6,12 @@
 
 use super::asked::unexpected;
 use super::output::Output;
-use super::tokens::{self, TokenArgs, connect_here};
+use super::tokens::{self, TokenArgs, ask_again, connect_here};
 use super::values::{DEFAULT_DATA, address, size, workers};
 use crate::cluster_file::{self, ClusterFile, ClusterNode};
 use crate::files::{self, DirLock};
 use crate::identity;
 use crate::options::{DEFAULT_CLUSTER, DEFAULT_DEVICE_BYTES, check_device, check_joined_listen, default_workers};
-use crate::timing;
 use clap::{Args, Subcommand};
 use freebs_control::api::{JoinRequest, Reply, Request, Secret};
 use freebs_control::rules;
@@ -150,7 +149,7 @@ fn new_node(args: &NewNodeArgs, id: NodeId, name: String) -> Result<ClusterNode>
     Ok(ClusterNode { id, name, address: args.listen.to_string(), data: args.data.clone(), workers })
 }
 
-/// What may lie in a directory before a node is made there: an attempt before this one may have been cut off.
+/// Files that may lie in a directory before a node is made there: an attempt before this one may have been cut off.
 const MADE_BEFORE: [&str; 5] = ["lock", "cluster.json.tmp", "lost+found", "node-key", "node-key.tmp"];
 const AUTHORITY: [&str; 2] = ["authority-key", "authority-key.tmp"];
 
@@ -216,7 +215,7 @@ pub async fn join(args: JoinArgs, output: &Output) -> Result<ExitCode> {
         proof: Vec::new(),
     };
     request.proof = key.sign(&request.claim(token.hash()))?;
-    let reply = client.call(&Request::Join(request), timing::CALL_MAX).await?;
+    let reply = ask_again(&client, &Request::Join(request)).await?;
     let Reply::Joined(joined) = reply else { return Err(unexpected()) };
     node.id = joined.node;
     if joined.peers.iter().all(|p| p.id == node.id) {

@@ -31,6 +31,14 @@ pub fn node_options(args: NodeRunArgs) -> Result<NodeOptions> {
                 ))
             })?;
             let node = choose(&file, &args)?;
+            if file.founds {
+                // A copy that says so for ever would found the cluster again.
+                return Err(Error::invalid(format!(
+                    "{} is to found its cluster; start it with `freebs node --data {}`",
+                    node.name,
+                    node.data.display()
+                )));
+            }
             let data = args.data.clone().unwrap_or_else(|| node.data.clone());
             let lock = lock(&data)?;
             (file.clone(), Kept::new(path.clone(), file, true), ClusterNode { data, ..node }, lock)
@@ -223,6 +231,31 @@ mod tests {
         assert!(e.text.contains("leave out --workers"), "{e}");
         let e = node_options(NodeRunArgs { name: Some("other".into()), ..args(dir.path()) }).unwrap_err();
         assert!(e.text.contains("node1"), "{e}");
+    }
+
+    #[test]
+    fn a_copy_of_the_file_founds_no_cluster() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("copy.json");
+        let node = ClusterNode {
+            id: NodeId(1),
+            name: "a".into(),
+            address: "127.0.0.1:7400".into(),
+            data: dir.path().into(),
+            workers: 1,
+        };
+        let mut file = cluster_file::begin(vec![node]);
+        (file.authority, file.founds) = (Some(freebs_types::HostPublic([1; 32])), true);
+        cluster_file::save(&file, &path).unwrap();
+        let copy = NodeRunArgs { cluster_file: Some(path), workers: None, ..args(dir.path()) };
+        assert!(node_options(copy).unwrap_err().text.contains("freebs node --data"));
+        cluster_file::save(&file, &dir.path().join("cluster.json")).unwrap();
+        let mine = node_options(NodeRunArgs { workers: None, ..args(dir.path()) }).unwrap();
+        assert!(mine.is_founder());
+        mine.kept.change(|f| f.founds = false).unwrap();
+        drop(mine);
+        let again = node_options(NodeRunArgs { workers: None, ..args(dir.path()) }).unwrap();
+        assert!(!again.is_founder(), "it was told so once");
     }
 
     #[test]

@@ -82,9 +82,13 @@ pub async fn connect_here(cluster: &str, output: &Output) -> Result<Client> {
     }
 }
 
-/// Asks, and once more for each time that the node says it is not so far yet.
+/// Asks a node of this cluster, as `ask_again`.
 async fn ask(cluster: &str, request: &Request, output: &Output) -> Result<Reply> {
-    let client = connect_here(cluster, output).await?;
+    ask_again(&connect_here(cluster, output).await?, request).await
+}
+
+/// Asks, and once more for each time that the node says it is not so far yet: another one is just beginning to lead.
+pub async fn ask_again(client: &Client, request: &Request) -> Result<Reply> {
     let begun = Instant::now();
     loop {
         match client.call(request, timing::CALL_MAX).await {

@@ -1,4 +1,4 @@
-//! What a node's own files say of its membership, held against the control state, and kept up to date.
+//! A node's own files: what they say of its membership is held against the control state, and kept up to date.
 //!
 //! Invariants: the word that this node founds the cluster is gone, durably, before anybody else can have a part in it. A
 //! node of a cluster with an authority runs only with the files of that cluster, and with its own key.
@@ -24,13 +24,17 @@ pub struct Membership {
     kept: Option<Kept>,
     /// As the file is to name it, once the cluster knows it there.
     me: crate::cluster_file::ClusterNode,
-    /// What is known here is no older than the start.
+    /// All is known here that was decided before this start.
     is_taken_in: Arc<AtomicBool>,
 }
 
 impl Membership {
+    /// Of a node that has its address.
     pub fn of(options: &NodeOptions) -> Result<Self> {
         let cluster = &options.cluster;
+        if cluster.authority.is_none() {
+            options.keep_address()?;
+        }
         let authority = match cluster.authority {
             Some(key) => {
                 let identity = identity::node_key(&options.data, cluster.cluster)?.public();
@@ -86,9 +90,13 @@ impl Membership {
         check_joined_listen(self.listen)
     }
 
-    /// The cluster is founded: from now on this node never does that again.
-    pub fn founded(&self) -> Result<()> {
-        self.kept.iter().try_for_each(|kept| kept.change(|file| file.founds = false))
+    /// The seat has its store, so the cluster is founded: from now on this node never does that again.
+    pub fn begin(&self, plane: &Plane) -> Result<()> {
+        // The control state may be old here, and knows nothing at a first start: it is looked at again.
+        self.check(&plane.state())?;
+        self.kept.iter().try_for_each(|kept| kept.change(|file| file.founds = false))?;
+        self.keep_peers(plane);
+        Ok(())
     }
 
     /// The cluster has taken the node in: it knows where this node is, and that its devices are there.
@@ -106,7 +114,7 @@ impl Membership {
     }
 
     /// Notes who else is a member, now and whenever that changes, as long as the runtime lives.
-    pub fn keep_peers(&self, plane: &Plane) {
+    fn keep_peers(&self, plane: &Plane) {
         let Some(kept) = self.kept.clone() else { return };
         let (node, plane, is_taken_in) = (self.node, plane.clone(), self.is_taken_in.clone());
         tokio::task::spawn_local(async move {

@@ -56,18 +56,12 @@ async fn node(options: NodeOptions) -> Result<()> {
     let me = options.me().clone();
     let listen = options.listen.to_string();
     let listener = TcpListener::bind(options.listen).await.map_err(|e| bind_error("node", &listen, "--listen", &e))?;
-    if options.cluster.authority.is_none() {
-        options.keep_address()?;
-    }
     let events = EventLog::open(&options.data, &me.name);
     let membership = Membership::of(&options)?;
     let seat = seat_options(&options, &membership, events.clone())?;
     let was_in_use = seat.was_in_use || seat.came_with.0 > 0;
     let plane = Plane::seat(seat).await?;
-    // What is here of the control state may be old, and nothing at a first start: it is looked at again.
-    membership.check(&plane.state())?;
-    membership.founded()?;
-    membership.keep_peers(&plane);
+    membership.begin(&plane)?;
     let door = Rc::new(Door::new(plane.clone(), me.name.clone(), was_in_use));
     // The others need this node's seat as much as it needs theirs, and long before its devices are recovered.
     let inside = door.clone();

@@ -95,8 +95,8 @@ async fn rebuild_all(args: &ControlRebuildArgs, output: &Output) -> Result<ExitC
 fn names_all_nodes(file: &ClusterFile) -> Result<()> {
     if let Some(peer) = file.peers.first() {
         return Err(Error::invalid(format!(
-            "this is the cluster file of {} alone, and there are others, such as {}. Write one that has to name all nodes \
-             with their data directories, and the authority: `freebs node --help` shows it",
+            "this is the cluster file of {} alone, and there are others, such as {}; it has to name all nodes with their \
+             data directories, and the authority. docs/tools.md shows one: write it, and name it by --cluster-file",
             file.first().name,
             peer.name
         )));

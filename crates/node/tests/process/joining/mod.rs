@@ -1,6 +1,7 @@
 //! A cluster that grows: nodes join with tokens, one after the other, and volumes get copies on them.
 
 mod again;
+mod page;
 mod tokens;
 
 use crate::support::nbd::{Client, Op};
@@ -126,13 +127,13 @@ fn what_can_not_join_is_told_the_way_out() {
     refused(&out, &["do not encrypt", "use 127.0.0.1:7400"]);
     let out = s.join("a", &token, "b", &["--listen", "127.0.0.1:0"]);
     assert!(!out.status.success(), "{}", told(&out));
-    // What lies there may be another cluster's.
+    // A file there may be another cluster's.
     std::fs::create_dir(s.data("b")).expect("a directory");
     std::fs::write(s.data("b").join("view-secret"), [1; 32]).expect("written");
     refused(&s.join("a", &token, "b", &[]), &["view-secret", "--data"]);
     std::fs::remove_dir_all(s.data("b")).expect("removed");
     let up = s.cli(&["up", "--data", s.data("a").to_str().expect("a text")]);
-    refused(&up, &["in use", "--data"]);
+    refused(&up, &["freebs node --data", "Choose another directory"]);
     let a = s.data("a");
     let a = a.to_str().expect("a text");
     refused(&s.join("a", &token, "b", &["--data", a]), &["--data"]);
