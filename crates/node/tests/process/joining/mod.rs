@@ -128,7 +128,7 @@ fn what_can_not_join_is_told_the_way_out() {
     let out = s.join("a", &token, "b", &["--listen", "127.0.0.1:0"]);
     assert!(!out.status.success(), "{}", told(&out));
     // A file there may be another cluster's.
-    std::fs::create_dir(s.data("b")).expect("a directory");
+    std::fs::create_dir_all(s.data("b")).expect("a directory");
     std::fs::write(s.data("b").join("view-secret"), [1; 32]).expect("written");
     refused(&s.join("a", &token, "b", &[]), &["view-secret", "--data"]);
     std::fs::remove_dir_all(s.data("b")).expect("removed");
