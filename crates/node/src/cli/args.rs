@@ -74,9 +74,9 @@ pub enum Command {
     Up(UpArgs),
     /// Make a cluster that nodes can join, and tokens for them
     #[command(subcommand)]
-    Cluster(Box<ClusterCommand>),
+    Cluster(ClusterCommand),
     /// Run one node, let it join a cluster, or start and stop nodes of a local cluster
-    Node(NodeArgs),
+    Node(Box<NodeArgs>),
     /// Run one gateway: serves volumes by NBD, holds no data
     Gateway(GatewayArgs),
     /// Create, show and check volumes

@@ -247,7 +247,7 @@ async fn start_workers(
     came_with.check(&plane.state())?;
     let known = known_state(plane).await?;
     membership.check(&known)?;
-    let numbered = came_with.number(&*known)?;
+    let numbered = came_with.number(&known)?;
     let mut workers = Vec::new();
     for (worker, w) in open.into_iter().enumerate() {
         let handle = w.start(numbered.start()).await?;
