@@ -5,7 +5,7 @@
 
 use crate::{files, headroom};
 use freebs_control::cluster_file::CLUSTER_FILE_BYTES_MAX;
-pub use freebs_control::cluster_file::{ClusterFile, ClusterNode};
+pub use freebs_control::cluster_file::{ClusterFile, ClusterNode, ClusterPeer};
 use freebs_io::{Random, linux::OsRandom};
 use freebs_types::{ClusterId, Result};
 use std::path::{Path, PathBuf};
@@ -61,6 +61,12 @@ impl Kept {
     #[must_use]
     pub fn new(path: PathBuf, file: ClusterFile, is_there: bool) -> Self {
         Self(Arc::new(Inner { path, file: Mutex::new((file, is_there)) }))
+    }
+
+    /// The other members that it names.
+    #[must_use]
+    pub fn peers(&self) -> Vec<ClusterPeer> {
+        self.0.file.lock().unwrap_or_else(PoisonError::into_inner).0.peers.clone()
     }
 
     /// Writes the file if that makes another one of it, or if it was not written yet.

@@ -46,6 +46,13 @@ pub const PEERS_AGAIN: Duration = Duration::from_secs(5);
 pub const FOUND_ASK_MAX: Duration = Duration::from_millis(300);
 /// The leader's name for others, and the store's health, are looked up this often: one heartbeat.
 pub const SEAT_LOOK: Duration = Duration::from_millis(100);
+/// A node that is not known where one votes alone is let in for so long: the seats ask each other within `ALONE_ASKS` of
+/// consensus, once each has a link to the other.
+pub const KNOCK_MAX: Duration = Duration::from_secs(1);
+/// After this time it is let in again; meanwhile it is told that it is no member.
+pub const KNOCK_AGAIN: Duration = Duration::from_secs(30);
+/// A member gives a node that does not know it this long to learn of it: one that begins to lead may be behind.
+pub const UNKNOWN_MAX: Duration = Duration::from_secs(3);
 /// A node that was never taken in gives up if it has heard for this long of another cluster only: a wrong address in
 /// the cluster file is said within a second.
 pub const FOREIGN_MAX: Duration = Duration::from_secs(1);

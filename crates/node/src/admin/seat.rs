@@ -37,7 +37,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::LocalSet;
 
@@ -116,6 +116,8 @@ struct Seen {
     refused: AtomicBool,
     /// Messages of another version that were dropped, by the node that sent them.
     others: Mutex<BTreeMap<NodeId, u64>>,
+    /// Nodes that this one does not know, and when they were let in last.
+    knocked: Mutex<BTreeMap<NodeId, Instant>>,
 }
 
 impl SeatPort {
@@ -167,6 +169,21 @@ impl SeatPort {
                  freebs on all nodes: stop those that run another one, and start them with it"
             ))
         })
+    }
+
+    /// Who votes alone may run on an old copy of its store, and a node that it does not know may be one that joined since:
+    /// true if such a node is to be let in now, for a moment, so that the seats can find out.
+    pub fn may_knock(&self, node: NodeId) -> bool {
+        if self.seen.voters.load(Ordering::Relaxed) > 1 {
+            return false;
+        }
+        let mut all = self.seen.knocked.lock().unwrap_or_else(|e| e.into_inner());
+        let was_in = all.get(&node).is_some_and(|at| at.elapsed() < timing::KNOCK_AGAIN);
+        if was_in || (all.len() >= common::NODES_MAX && !all.contains_key(&node)) {
+            return false;
+        }
+        all.insert(node, Instant::now());
+        true
     }
 
     /// How many nodes vote, as far as is known here.

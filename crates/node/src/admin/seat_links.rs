@@ -67,6 +67,11 @@ impl Book {
         self.foreign.borrow().clone()
     }
 
+    /// True if that node has registered, as is known here.
+    fn is_member(&self, node: NodeId) -> bool {
+        self.places.borrow().get(&node).is_some_and(|p| p.registered.is_some())
+    }
+
     fn of(&self, node: NodeId) -> Vec<String> {
         let book = self.places.borrow();
         let Some(p) = book.get(&node) else { return Vec::new() };
@@ -147,6 +152,7 @@ impl Network for SeatLinks {
                 queue,
                 bytes: bytes.clone(),
                 lost: self.lost.clone(),
+                unknown_since: None,
             };
             tokio::task::spawn_local(link.run());
             Queue { messages, bytes }
@@ -182,14 +188,18 @@ struct Link {
     queue: mpsc::Receiver<Vec<u8>>,
     bytes: Rc<Cell<usize>>,
     lost: Lost,
+    /// The other node says since then that this one, which is a member, is none.
+    unknown_since: Option<Instant>,
 }
 
 /// Why a link could not be opened, or has ended.
 enum End {
     /// The other side closed it, or refuses one: its process has ended.
     Lost(Error),
-    /// The other side is of another cluster, or says that this node is no member.
+    /// The other side is of another cluster.
     Stranger(Error),
+    /// The other side, at this address, says that this node is no member.
+    Unknown(Error, String),
     Other(Error),
 }
 
@@ -216,6 +226,7 @@ impl Link {
                         // One that refused this node may just have begun to lead, and not know all members yet: this one does.
                         self.book.foreign.take();
                         self.lost.times.borrow_mut().remove(&self.to);
+                        self.unknown_since = None;
                         let since = Instant::now();
                         let end = self.serve(stream, first).await;
                         let e = self.note_end(end);
@@ -244,13 +255,27 @@ impl Link {
         Some(message)
     }
 
-    fn note_end(&self, end: End) -> Error {
+    fn note_end(&mut self, end: End) -> Error {
         match end {
             End::Lost(e) => {
                 self.lost.add(self.to);
                 e
             }
-            End::Stranger(e) => {
+            // One that begins to lead may not know all members yet.
+            End::Unknown(e, _)
+                if self.book.is_member(self.node)
+                    && self.unknown_since.get_or_insert_with(Instant::now).elapsed() < timing::UNKNOWN_MAX =>
+            {
+                e
+            }
+            End::Unknown(_, address) if self.book.is_member(self.node) => {
+                self.note_end(End::Stranger(Error::invalid(format!(
+                    "the node at {address} leads a cluster of this name that does not know this node, which is a member: \
+                     it runs on an old copy of its data directory, or founded the cluster a second time; stop it. This \
+                     node's data are to be kept"
+                ))))
+            }
+            End::Stranger(e) | End::Unknown(e, _) => {
                 if self.book.foreign.replace(Some(e.clone())).is_none() {
                     tracing::warn!("{e}");
                 }
@@ -286,7 +311,8 @@ impl Link {
                 }
                 Some(Message::ControlReply { body, .. }) => {
                     let why = Reply::decode(&body).err().unwrap_or_else(|| Error::retry("another node")).at(address);
-                    return Err(if why.kind == ErrorKind::Invalid { End::Stranger(why) } else { End::Other(why) });
+                    let is_unknown = why.kind == ErrorKind::Invalid;
+                    return Err(if is_unknown { End::Unknown(why, address.to_owned()) } else { End::Other(why) });
                 }
                 _ => return Err(End::Other(Error::retry("another node"))),
             }

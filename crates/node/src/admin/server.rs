@@ -120,8 +120,12 @@ pub async fn hear_seat(mut stream: TcpStream, mut buf: BytesMut, hello: Hello, p
     }
     // Only who leads knows all members for certain.
     let stranger = plane.state().check_member(hello.node).err().filter(|_| plane.leads());
+    let mut until = None;
     if let Some(why) = stranger.filter(|_| hello.cluster == port.cluster) {
-        return turn_away(stream, why).await;
+        if !port.may_knock(hello.node) {
+            return turn_away(stream, why).await;
+        }
+        until = Some(tokio::time::Instant::now() + timing::KNOCK_MAX);
     }
     let welcome =
         Welcome { cluster: port.cluster, node: port.node, start: freebs_types::StartNumber(0), worker: 0, workers: 0 };
@@ -132,7 +136,12 @@ pub async fn hear_seat(mut stream: TcpStream, mut buf: BytesMut, hello: Hello, p
         return Err(port.refuse(hello.node, hello.cluster));
     }
     loop {
-        match read_message(&mut stream, &mut buf).await? {
+        let next = read_message(&mut stream, &mut buf);
+        let next = match until {
+            Some(until) => tokio::time::timeout_at(until, next).await.unwrap_or(Ok(None)),
+            None => next.await,
+        };
+        match next? {
             Some(Message::Control { id, body }) if body.len() <= freebs_consensus::limits::MESSAGE_BYTES_MAX => {
                 let order = match id {
                     MESSAGE => {

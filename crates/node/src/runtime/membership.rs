@@ -13,7 +13,6 @@ use freebs_control::{ControlPlane, State};
 use freebs_types::{Error, NodeId, Result};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A node, as its files know it.
 pub struct Membership {
@@ -24,8 +23,6 @@ pub struct Membership {
     kept: Option<Kept>,
     /// As the file is to name it, once the cluster knows it there.
     me: crate::cluster_file::ClusterNode,
-    /// All is known here that was decided before this start.
-    is_taken_in: Arc<AtomicBool>,
 }
 
 impl Membership {
@@ -45,7 +42,7 @@ impl Membership {
         let is_own = authority.is_some() && cluster.nodes.len() == 1;
         let me = cluster.first().clone();
         let kept = is_own.then(|| options.kept.clone());
-        Ok(Self { node: options.node, listen: options.listen, authority, kept, me, is_taken_in: Arc::default() })
+        Ok(Self { node: options.node, listen: options.listen, authority, kept, me })
     }
 
     pub fn authority(&self) -> Option<Authority> {
@@ -90,6 +87,21 @@ impl Membership {
         check_joined_listen(self.listen)
     }
 
+    /// The same with one that this node takes for the newest: it has all members that were noted before. `Corrupt` if not.
+    pub fn check_newest(&self, state: &State) -> Result<()> {
+        self.check(state)?;
+        let peers = self.kept.as_ref().map(Kept::peers).unwrap_or_default();
+        match peers.iter().find(|p| state.node(p.id).is_none()) {
+            Some(lacks) => Err(Error::corrupt(format!(
+                "the control state does not know {} (node {}), which this node's cluster.json names as a member: it is an \
+                 old copy. Put the newest data directory back. If only control.store and control.note are old, move both \
+                 away: this node learns from the others then",
+                lacks.name, lacks.id
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// The seat has its store, so the cluster is founded: from now on this node never does that again.
     pub fn begin(&self, plane: &Plane) -> Result<()> {
         // The control state may be old here, and knows nothing at a first start: it is looked at again.
@@ -110,18 +122,17 @@ impl Membership {
         if let Err(e) = self.kept.as_ref().map_or(Ok(()), keep) {
             tracing::warn!("the cluster file is not up to date: {e}");
         }
-        self.is_taken_in.store(true, Ordering::Relaxed);
     }
 
     /// Notes who else is a member, now and whenever that changes, as long as the runtime lives.
     fn keep_peers(&self, plane: &Plane) {
         let Some(kept) = self.kept.clone() else { return };
-        let (node, plane, is_taken_in) = (self.node, plane.clone(), self.is_taken_in.clone());
+        let (node, plane) = (self.node, plane.clone());
         tokio::task::spawn_local(async move {
             let mut state = plane.ready().await;
             loop {
-                let (kept, known, is_all) = (kept.clone(), state.clone(), is_taken_in.load(Ordering::Relaxed));
-                let written = tokio::task::spawn_blocking(move || note_peers(&kept, node, &known, is_all)).await;
+                let (kept, known) = (kept.clone(), state.clone());
+                let written = tokio::task::spawn_blocking(move || note_peers(&kept, node, &known)).await;
                 if let Ok(Err(e)) = written {
                     tracing::warn!("other members are not noted: {e}");
                     tokio::time::sleep(timing::PEERS_AGAIN).await;
@@ -134,8 +145,8 @@ impl Membership {
     }
 }
 
-/// A state that may be older than the file takes nobody out of it.
-fn note_peers(kept: &Kept, node: NodeId, state: &State, is_all: bool) -> Result<()> {
+/// Takes nobody out: no member ever leaves, and a state that lacks one is older than the file.
+fn note_peers(kept: &Kept, node: NodeId, state: &State) -> Result<()> {
     let peer = |n: &Arc<freebs_control::Node>| ClusterPeer {
         id: n.id,
         name: n.name.clone(),
@@ -144,9 +155,7 @@ fn note_peers(kept: &Kept, node: NodeId, state: &State, is_all: bool) -> Result<
     };
     let mut peers: Vec<_> = state.nodes().filter(|n| n.id != node).map(peer).collect();
     kept.change(|file| {
-        if !is_all {
-            peers.extend(file.peers.iter().filter(|p| state.node(p.id).is_none()).cloned());
-        }
+        peers.extend(file.peers.iter().filter(|p| state.node(p.id).is_none()).cloned());
         file.peers = peers;
     })
 }
@@ -177,7 +186,7 @@ mod tests {
     fn membership(authority: Option<Authority>, listen: &str) -> Membership {
         let me = ClusterNode { id: NodeId(1), name: "n1".into(), address: listen.into(), data: ".".into(), workers: 1 };
         let listen = listen.parse().unwrap();
-        Membership { node: NodeId(1), listen, authority, kept: None, me, is_taken_in: Arc::default() }
+        Membership { node: NodeId(1), listen, authority, kept: None, me }
     }
 
     #[test]
@@ -214,11 +223,19 @@ mod tests {
             let file = cluster_file::load(&path).unwrap().unwrap();
             file.peers.iter().map(|p| p.id.0).collect::<Vec<_>>()
         };
-        note_peers(&kept, NodeId(1), &state(3), true).unwrap();
+        note_peers(&kept, NodeId(1), &state(3)).unwrap();
         assert_eq!(peers(), [2, 3]);
-        note_peers(&kept, NodeId(1), &state(2), false).unwrap();
+        // Also one that this node led by itself: it knew nobody any more then.
+        note_peers(&kept, NodeId(1), &state(1)).unwrap();
         assert_eq!(peers(), [2, 3]);
-        note_peers(&kept, NodeId(1), &state(2), true).unwrap();
-        assert_eq!(peers(), [2]);
+        let with = |nodes| {
+            let mut known = state(nodes);
+            known.begin_authority(KEY, NodeId(1), MINE).unwrap();
+            let here = membership(Some(Authority { key: KEY, identity: MINE }), "127.0.0.1:7400");
+            Membership { kept: Some(kept.clone()), ..here }.check_newest(&known)
+        };
+        with(3).unwrap();
+        let e = with(1).unwrap_err();
+        assert!(e.kind == freebs_types::ErrorKind::Corrupt && e.text.contains("n2 (node 2)"), "{e}");
     }
 }

@@ -246,7 +246,7 @@ async fn start_workers(
     let came_with = CameWith::new(me.id, open.iter().map(|w| w.came_with).collect());
     came_with.check(&plane.state())?;
     let known = known_state(plane).await?;
-    membership.check(&known)?;
+    membership.check_newest(&known)?;
     let numbered = came_with.number(&known)?;
     let mut workers = Vec::new();
     for (worker, w) in open.into_iter().enumerate() {

@@ -1,6 +1,7 @@
 //! A cluster that grows: nodes join with tokens, one after the other, and volumes get copies on them.
 
 mod again;
+mod copies;
 mod page;
 mod tokens;
 
