@@ -287,6 +287,7 @@ impl Failures {
         }
         self.looked_through = Some(state.revision());
         self.returns.are_away(now_ms, &state.away_nodes(), &state.left_nodes());
+        self.returns.were_never_started(now_ms, &never_started(state));
         let before = std::mem::take(&mut self.opening);
         for (shard, head, active) in state.unopened().into_iter().take(WATCHED_MAX) {
             let fresh = Opening { head, active, since_ms: now_ms, patience_ms: timing::OPEN_MS };

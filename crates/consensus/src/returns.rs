@@ -22,19 +22,22 @@ struct Heard {
     wait_ms: u64,
 }
 
-/// For how long a node has been out of chains that it left, as far as this leader knows. While it learns, on its way back, nothing
-/// is added.
-#[derive(Clone, Copy, Debug, Default)]
-struct Away {
-    before_ms: u64,
-    /// It is out now, since then.
-    since_ms: Option<u64>,
+impl Heard {
+    /// It is heard, and may not come back yet.
+    fn is_held(&self, now_ms: u64) -> bool {
+        !self.is_failed && now_ms.saturating_sub(self.since_ms) < self.wait_ms
+    }
 }
 
-impl Away {
-    fn so_far(self, now_ms: u64) -> u64 {
-        self.before_ms + self.since_ms.map_or(0, |since| now_ms.saturating_sub(since))
-    }
+/// For how long a node was not there for chains that it left, as far as this leader knows: it had failed, or may not come back yet.
+/// While it learns, on its way back, nothing is added; nor while it is there and waits for its turn, or for others.
+#[derive(Clone, Copy, Debug)]
+struct Away {
+    out_ms: u64,
+    /// Up to then it is reckoned.
+    upto_ms: u64,
+    /// It is out of a chain.
+    has_left: bool,
 }
 
 /// The nodes that have failed, as this leader has seen it, and those that were away when it began.
@@ -48,6 +51,7 @@ pub(crate) struct Returns {
 impl Returns {
     /// Takes in a look at the nodes.
     pub fn look(&mut self, now_ms: u64, nodes: &[Look], failed: &BTreeSet<NodeId>, fail_ms: u64) {
+        self.reckon(now_ms);
         for n in nodes {
             if failed.contains(&n.node) {
                 self.has_failed(now_ms, n.node);
@@ -58,6 +62,22 @@ impl Returns {
                 }
             }
         }
+    }
+
+    /// A node as it was at the last look, up to now.
+    fn reckon(&mut self, now_ms: u64) {
+        let missing = |h: &Heard| h.is_failed || h.is_held(now_ms);
+        for (node, a) in &mut self.away {
+            if a.has_left && self.nodes.get(node).is_some_and(missing) {
+                a.out_ms += now_ms.saturating_sub(a.upto_ms);
+            }
+            a.upto_ms = now_ms;
+        }
+    }
+
+    /// These were never started, and are in no look.
+    pub fn were_never_started(&mut self, now_ms: u64, nodes: &BTreeSet<NodeId>) {
+        nodes.iter().for_each(|n| self.has_failed(now_ms, *n));
     }
 
     fn has_failed(&mut self, now_ms: u64, node: NodeId) {
@@ -71,27 +91,27 @@ impl Returns {
         (h.is_failed, h.failed_ms) = (true, Some(now_ms));
     }
 
-    /// These are away, by the control state, and of these some are out of a chain (`left`). One that this leader has never seen to fail may have failed just before it led.
+    /// These are away, by the control state, and of these some are out of a chain (`left`). One that this leader has never seen to
+    /// fail may have failed just before it led.
     pub fn are_away(&mut self, now_ms: u64, away: &BTreeSet<NodeId>, left: &BTreeSet<NodeId>) {
         let fresh = Heard { failed_ms: None, is_failed: false, since_ms: now_ms, wait_ms: timing::RETURN_MS };
+        self.reckon(now_ms);
         self.away.retain(|node, _| away.contains(node));
         for node in away {
             self.nodes.entry(*node).or_insert(fresh);
-            let a = self.away.entry(*node).or_default();
-            if left.contains(node) != a.since_ms.is_some() {
-                *a = Away { before_ms: a.so_far(now_ms), since_ms: left.contains(node).then_some(now_ms) };
-            }
+            let a = self.away.entry(*node).or_insert(Away { out_ms: 0, upto_ms: now_ms, has_left: false });
+            a.has_left = left.contains(node);
         }
     }
 
     /// Nodes that are heard, and may not come back yet.
     pub fn held(&self, now_ms: u64) -> BTreeSet<NodeId> {
-        let is_held = |h: &Heard| !h.is_failed && now_ms.saturating_sub(h.since_ms) < h.wait_ms;
-        self.nodes.iter().filter(|(_, h)| is_held(h)).map(|(n, _)| *n).collect()
+        self.nodes.iter().filter(|(_, h)| h.is_held(now_ms)).map(|(n, _)| *n).collect()
     }
 
-    /// Nodes that have been out of chains for so long, all together.
-    pub fn missed(&self, now_ms: u64, for_ms: u64) -> BTreeSet<NodeId> {
-        self.away.iter().filter(|(_, a)| a.so_far(now_ms) >= for_ms).map(|(n, _)| *n).collect()
+    /// Nodes that were not there for chains that they left for so long, all together.
+    pub fn missed(&mut self, now_ms: u64, for_ms: u64) -> BTreeSet<NodeId> {
+        self.reckon(now_ms);
+        self.away.iter().filter(|(_, a)| a.out_ms >= for_ms).map(|(n, _)| *n).collect()
     }
 }

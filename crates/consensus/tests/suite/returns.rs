@@ -215,6 +215,30 @@ fn who_learns_for_long_keeps_its_place() {
     scene.comes();
 }
 
+/// A node is heard all the time, and can't come back for longer than places are kept: whoever it would come to is away. Its first
+/// pause afterwards gave its place to another one, which had to copy everything.
+#[test]
+fn who_is_there_and_waits_for_others_keeps_its_place() {
+    let mut scene = Flapping::new(None);
+    scene.fails();
+    let (shard, node) = (scene.shard, scene.node);
+    let head = scene.s.shard(shard).unwrap().members[0];
+    let none = BTreeSet::new();
+    let step = |scene: &mut Flapping, silent_ms: u64, head_failed: bool| {
+        scene.now += 100;
+        let look = Look { node, start: START, silent_ms, lost: false };
+        let (mut failed, _) = scene.f.look(scene.now, &[look], FAIL_MS);
+        failed.extend(Some(head).filter(|_| head_failed));
+        let commands = scene.f.decide(scene.now, &scene.s, &failed, &none);
+        apply(&mut scene.s, &commands);
+        commands
+    };
+    (0..GONE_MS / 100 + 100).for_each(|_| assert_eq!(step(&mut scene, 0, true), [], "there is nobody to come to"));
+    (0..20).for_each(|_| assert_eq!(step(&mut scene, FAIL_MS, false), [], "its place is kept"));
+    scene.comes();
+    assert_eq!(scene.s.shard(shard).unwrap().members, [head, node]);
+}
+
 /// The head of a chain to which a node comes is started again: the view that it opens does not wait for that node. It comes again
 /// when the view is open.
 #[test]
