@@ -207,16 +207,17 @@ impl State {
     /// shard, who leaves it and who comes. Of a shard one at a time.
     #[must_use]
     pub fn replacements(&self, gone: &BTreeSet<NodeId>, failed: &BTreeSet<NodeId>) -> Vec<(ShardId, NodeId, NodeId)> {
-        let is_joining = |s: &&Shard| !s.joining.is_empty();
-        let busy: usize = self.volumes().map(|v| v.shards.iter().filter(is_joining).count()).sum();
+        // Those that return lack little, and have room of their own.
+        let is_busy = |s: &&Shard| !s.joining.is_empty() && !s.only_returns();
+        let busy: usize = self.volumes().map(|v| v.shards.iter().filter(is_busy).count()).sum();
         let mut room = limits::JOINING_SHARDS_MAX.saturating_sub(busy);
         let (mut out, mut loads) = (Vec::new(), self.loads.clone());
         for volume in self.volumes() {
             for shard in &volume.shards {
-                let may = room > 0 || is_joining(&shard);
+                let may = room > 0 || is_busy(&shard);
                 let found = self.replacement(volume, shard, (gone, failed), &loads).filter(|_| may);
                 let Some((old, new)) = found else { continue };
-                room = room.saturating_sub(usize::from(!is_joining(&shard)));
+                room = room.saturating_sub(usize::from(!is_busy(&shard)));
                 loads.add_member(new);
                 out.push((volume.shard_id(shard.index), old, new));
             }

@@ -307,6 +307,12 @@ fn those_that_return_have_room_of_their_own() {
     let gone = BTreeSet::from([NodeId(1)]);
     assert_eq!(s.extensions(&gone, &none).len(), limits::JOINING_SHARDS_MAX);
     assert_eq!(s.extensions(&gone, &gone).len(), 0);
+    // Nor do those who lack everything wait for them: another node is gone while these return.
+    s.apply(extend(&[], &[])).unwrap();
+    let returning = |s: &State| s.volume(VolumeId(1)).unwrap().shards.iter().filter(|s| !s.joining.is_empty()).count();
+    assert_eq!(returning(&s), limits::RETURNING_SHARDS_MAX);
+    s.apply(new("other", 3, Ack::Majority, 100)).unwrap();
+    assert_eq!(s.replacements(&BTreeSet::from([NodeId(2)]), &none).len(), limits::JOINING_SHARDS_MAX);
 }
 
 /// A member of the active view that was still learning is left out of a plan. It does not count for one that has everything when
@@ -318,8 +324,12 @@ fn who_was_learning_is_not_whole_in_the_next_plan() {
             sh.joining = ids(&[4]);
             sh.learning.clone_from(&learning);
         });
+        let before = s.clone();
         s.apply(leave(&[2])).unwrap();
         assert_eq!((shard(&s).members, shard(&s).joining), (ids(&[1, 3]), ids(&[])));
+        let texts: Vec<String> = told(&before, &leave(&[2]), &s).into_iter().map(|t| t.text).collect();
+        let failed = "node2 has failed, and nothing could be answered without it";
+        assert_eq!(texts, [failed, "node4 has not everything yet: the chain goes on with those that have"]);
         // Of one that is not known to be new nobody knows what it has: it is none of those that have everything.
         assert_eq!(shard(&s).away, [&learning[..], &ids(&[2])].concat(), "the last that comes back lacks most");
         // Node 2 is back before that is active, and node 1 fails.
@@ -375,6 +385,9 @@ fn a_plan_that_nobody_can_open_becomes_longer_again() {
         assert_eq!(s, before, "only of the shard that is named, in that view, with who is there");
     }
     s.apply(named(ViewNumber(1), &[])).unwrap();
+    let events = told(&before, &named(ViewNumber(1), &[]), &s);
+    let kinds: Vec<_> = events.iter().map(|t| (t.kind, t.about.as_deref())).collect();
+    assert_eq!(kinds, [(EventKind::MemberBack, Some("node1")), (EventKind::HeadMoved, Some("node2"))]);
     let sh = shard(&s);
     assert_eq!((&sh.members, &sh.away, sh.view_members()), (&ids(&[1, 2]), &ids(&[]), &ids(&[1, 2])[..]));
     assert_eq!(State::decode(&s.encode()).unwrap(), s);
@@ -545,6 +558,9 @@ fn a_new_member_that_fails_keeps_what_it_has_learned() {
     assert_eq!((&sh.members, &sh.away, sh.pending), (&ids(&[1, 2]), &ids(&[4]), None));
     assert!(sh.is_kept_by(NodeId(4)));
     open(&mut s);
+    let (before, waited) = (s.clone(), extend(&[4], &[4]));
+    s.apply(waited).unwrap();
+    assert_eq!(s, before, "its place is kept for as long as one's that was a member");
     s.apply(extend(&[], &[])).unwrap();
     assert_eq!(shard(&s).members, ids(&[1, 2, 4]), "it comes before others");
 }

@@ -336,7 +336,7 @@ fn details(v: &VolumeStatus) -> String {
         let left = s.away.iter().filter(|n| s.members.iter().all(|m| m.node != **n));
         for node in left {
             text.push_str(&format!(
-                "shard {}: {node} left the chain when it failed, and has all that was written until then; its place is kept\n",
+                "shard {}: {node} is out of the chain, and keeps what it has, which may not be all; it is the first to come back\n",
                 s.id
             ));
         }

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 /// Seconds that a client waits for an answer at most.
 const ASKED: f64 = 1.5;
-/// The figures are printed beside what is asked of them. A client that waits for so much longer, whatever else the machine has to
-/// do, waited for the member.
+/// The figures are printed beside what is asked of them. While a member is away it is waited for answers before it comes back, so
+/// nobody waits for it; and no client waits for so much longer, whatever else the machine has to do, until it is level.
 const NEVER: Duration = Duration::from_secs(10);
 /// A node that has failed again and again within ten minutes is heard for a minute, without a pause, before it comes back (V14).
 const RETURNS: Duration = Duration::from_secs(300);
