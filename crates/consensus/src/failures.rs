@@ -181,7 +181,7 @@ impl Failures {
         let same = |(revision, a, w): &(u64, BTreeSet<NodeId>, BTreeSet<NodeId>)| {
             *revision == state.revision() && *a == away && *w == waited
         };
-        if self.extended.as_ref().is_some_and(same) {
+        if self.extended.as_ref().is_some_and(same) || self.mutant == Some(Mutant::NeverBack) {
             return None;
         }
         // One command names only so many nodes, and whoever is not named may come.

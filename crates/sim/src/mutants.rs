@@ -93,7 +93,7 @@ pub const CONTROL: [Control; 7] = [
 ];
 
 /// Mutants of whoever leads the control plane, in runs with seats and without.
-pub const LEADER: [Seats; 2] = [Seats::LeaderUnconfirmed, Seats::ChainsStay];
+pub const LEADER: [Seats; 3] = [Seats::LeaderUnconfirmed, Seats::ChainsStay, Seats::NeverBack];
 
 /// Mutants of the nodes' seats, for runs that have them. The tests of `consensus` hunt all; `tests/suite/raft.rs` shows that
 /// these are noticed here, too.

@@ -46,6 +46,22 @@ fn may_go_on(volume: &Volume, shard: &Shard, up: &BTreeSet<NodeId>) -> bool {
     is_known && whole >= usize::from(volume.min_copies).max(1) && there.count() + quorum > members.len()
 }
 
+/// A shard that has not all its copies, or one that does not have everything, if there is one. Nobody but a leader gives it any;
+/// and a device that is full may have no room for them.
+#[must_use]
+pub fn short(c: &Cluster) -> Option<String> {
+    if !c.config.has_leader || c.config.is_tight {
+        return None;
+    }
+    let volumes = c.control.volumes();
+    let shards = volumes.iter().flat_map(|v| v.shards.iter().map(move |s| (v, s)));
+    let is_whole = |v: &Volume, s: &Shard| {
+        s.members.len() == usize::from(v.copies) && s.joining.is_empty() && s.active_members.is_empty()
+    };
+    let mut short = shards.filter(|(v, s)| !is_whole(v, s) && !crate::clones::is_hopeless(c, v, s));
+    short.next().map(|(v, s)| format!("shard {}: {s:?}", v.shard_id(s.index)))
+}
+
 impl Seen {
     fn look(&mut self, c: &Rc<Cluster>) {
         let now = c.world.now();

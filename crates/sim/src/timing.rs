@@ -42,3 +42,6 @@ pub(crate) const PROGRESS_LOOK: Nanos = Nanos::from_millis(20);
 /// They get them within this time, where enough members are up: a second until silence counts, and the way to another view, now
 /// and then twice.
 pub(crate) const PROGRESS_MOST: Nanos = Nanos::from_millis(2500);
+/// When faults have ended, chains that became shorter have their copies again after this time: a node that failed again and again
+/// is heard for a minute before it comes back, and of a shard one comes after the other.
+pub(crate) const WHOLE_AGAIN: Nanos = Nanos::from_millis(90_000);
