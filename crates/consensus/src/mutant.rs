@@ -17,10 +17,10 @@ pub enum Mutant {
     LeaderUnconfirmed,
     /// V11: no chain becomes shorter.
     ChainsStay,
-    /// V14: who had failed may come back to a chain as soon as it is heard, however often it has failed.
-    BackAtOnce,
     /// V13: nobody comes back to a chain that became shorter, nor does another node.
     NeverBack,
+    /// V14: who had failed may come back to a chain as soon as it is heard, however often it has failed.
+    BackAtOnce,
     /// E7: the first page that is not whole ends the log, whatever lies behind it.
     DamageIsATornTail,
 }
