@@ -132,6 +132,46 @@ fn chains_become_shorter_as_the_rule_says() {
     }
 }
 
+/// A plan that is not active changes nothing of the rule: for each set that has failed first, and each that has failed when others
+/// of them are back, what is left of the active view is the same as without the plan. True if it is so.
+fn is_the_same_in_a_plan(most: u64, mutant: Option<Mutant>) -> bool {
+    let mut other = 0;
+    for n in 2..=most {
+        for (ack, min) in [Ack::Majority, Ack::All].into_iter().flat_map(|a| (1..=n).map(move |min| (a, min))) {
+            let s = volume(n, n as u8, ack, min as u8);
+            for learning in subsets(2..=n) {
+                let s = with(&s, |sh| {
+                    sh.joining = learning.iter().copied().map(NodeId).collect();
+                    sh.learning.clone_from(&sh.joining);
+                });
+                for first in subsets(1..=n) {
+                    let mut s = s.clone();
+                    s.apply_with(leave(&first.iter().copied().collect::<Vec<_>>()), mutant).unwrap();
+                    let plan: BTreeSet<NodeId> = shard(&s).members.into_iter().collect();
+                    for failed in subsets(1..=n) {
+                        let of: BTreeSet<NodeId> = failed.iter().copied().map(NodeId).collect();
+                        let found = s.leavers(&of).first().map(|l| l.chain.iter().copied().collect::<BTreeSet<_>>());
+                        let wanted = spelled_out(n, ack, min, &failed, &learning).map(|c| c.into_iter().collect());
+                        let wanted = wanted.filter(|chain| *chain != plan);
+                        if found != wanted {
+                            return false;
+                        }
+                        other += u64::from(found.is_some() && plan.len() < n as usize);
+                    }
+                }
+            }
+        }
+    }
+    assert!(other > 100, "{other}");
+    true
+}
+
+#[test]
+fn chains_become_shorter_in_a_plan_as_in_the_view() {
+    assert!(is_the_same_in_a_plan(5, None));
+    assert!(!is_the_same_in_a_plan(4, Some(Mutant::AwayForgotten)), "nothing is missed");
+}
+
 /// The member that failed leaves, and what it has stays where it is; it comes back before anybody else, and counts when it has
 /// everything.
 #[test]
