@@ -101,6 +101,10 @@ pub enum Mutant {
     OlderDriversAnswered,
     /// L3: a member that has missed views does not reckon with leases that were given in them.
     ForeignLeasesUnknown,
+    /// L6: who enters a view takes it that somebody there knows of each lease of the one before.
+    QuorumsApart,
+    /// V12: answers of nodes count for the seal of a view that they are no members of.
+    LeftOnesSeal,
     /// A head that has been named others as members stops in its view before there is another one.
     PlansStopOrders,
     /// V7: a head says of new members that they have everything before they do.

@@ -10,6 +10,7 @@
 use crate::event::Mutant;
 use crate::replica::{Ctx, Replica};
 use crate::timing;
+use freebs_format::ViewBody;
 use freebs_format::wire::{Leased, Message, Refusal, Request};
 use freebs_io::LinkId;
 use freebs_types::{DriverId, Generation, Nanos, Sequence};
@@ -62,6 +63,11 @@ impl Leases {
     pub fn wait_for_driver(&mut self, now: Nanos) {
         self.quiet = now.plus(timing::LEASE);
     }
+}
+
+/// True if a quorum of the view before and one of the next need not have a member in common (L6).
+pub(crate) fn quorums_are_apart(before: &ViewBody, next: &ViewBody) -> bool {
+    usize::from(before.quorum) + usize::from(next.quorum) <= before.members.len()
 }
 
 impl Replica {

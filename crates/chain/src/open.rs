@@ -337,7 +337,8 @@ impl Replica {
         answer.given = self.counted(&answer);
         let phase = self.head.as_mut().map(|h| &mut h.phase);
         let Some(Phase::Sealing { opened, answers, beyond, floor, .. }) = phase else { return };
-        if answer.view != opened.view || answer.pred != opened.pred || !opened.sealers().any(|n| n == from) {
+        let is_asked = opened.sealers().any(|n| n == from) || ctx.mutant(Mutant::LeftOnesSeal);
+        if answer.view != opened.view || answer.pred != opened.pred || !is_asked {
             return;
         }
         // A log without the view's frame says nothing of what is committed in it: it may be of what was lost by force before the
@@ -419,7 +420,8 @@ impl Replica {
         // A log without any frame may be a device that was lost: it does not count, unless it never had any (V2).
         let had_none = |n: &NodeId| opened.pred_learning.contains(n) || ctx.mutant(Mutant::EmptyLogsCount);
         let has_some = |n: &NodeId, a: &SealAnswer| a.has_pred || a.last.view.0 > 0 || had_none(n);
-        let is_member = |n: &NodeId| opened.pred_members.contains(n) && !opened.pred_unseen.contains(n);
+        let anyone = ctx.mutant(Mutant::LeftOnesSeal);
+        let is_member = |n: &NodeId| (opened.pred_members.contains(n) || anyone) && !opened.pred_unseen.contains(n);
         // A clone's shard begins at its fork, and nowhere else.
         let begins = |a: &SealAnswer| !is_first || a.last == self.begins;
         let is_sound = |a: &SealAnswer| !a.damaged || lone || is_first;

@@ -7,7 +7,7 @@ mod check;
 
 use crate::event::{Action, HostConfig, Mutant, NoteKind, ShardInfo};
 use crate::head::Head;
-use crate::lease::Leases;
+use crate::lease::{Leases, quorums_are_apart};
 use crate::out::Out;
 use crate::peers::Peers;
 use crate::regain::Regain;
@@ -554,8 +554,11 @@ impl Replica {
         let skips = ctx.mutant(Mutant::ForeignLeasesUnknown);
         let was_before = |v: &OpenView| v.number == body.pred || v.number == frame.view() || skips;
         let was_member = |v: &OpenView| v.body.members.iter().any(|m| m.node == me);
+        // A quorum of the view before and one of this one need not meet: others may have given leases, and be in neither (L6).
+        let is_apart = |v: &OpenView| quorums_are_apart(&v.body, &body) && !ctx.mutant(Mutant::QuorumsApart);
+        let knows = self.view.as_ref().is_some_and(|v| was_before(v) && was_member(v) && !is_apart(v));
         // Of who was lost for good nobody knows what they gave (V10, L3).
-        if frame.is_branch() || !self.view.as_ref().is_some_and(|v| was_before(v) && was_member(v)) {
+        if frame.is_branch() || !knows {
             self.assume_leases(ctx.now);
         }
         let new = OpenView { number: frame.view(), sequence: frame.seq(), body };

@@ -10,13 +10,19 @@
 //!   late, because a new member learns all that the others have, and a node that comes back lacks little.
 //! - A snapshot that does not come to an end within `SNAPSHOT_MS` fails, or it would keep others out, and be made when its
 //!   volume is back, long after whoever asked for it was told that there is none.
-//! - A chain that is shorter than its volume is to have it gets another member as soon as a node is to spare.
+//! - A chain that can answer nothing without members that have failed becomes shorter (V11); and one to which a failed node
+//!   was to come goes on without it (V14), as one does that has to open a view before those that come have everything. A node
+//!   that was never started since the control state was made again has failed when a leader has waited for it for a while.
+//! - A chain that is shorter than its volume is to have it gets another member as soon as a node is to spare. Those that left
+//!   it come first, and their places are kept until they are gone (V13); who had failed is heard for a while before (`returns`).
 //!
 //! A verdict that is wrong costs a view change and nothing else: what a node that only seemed to have failed goes on
 //! to say is refused by the members that promised (rules V2, V6).
 
+use crate::mutant::Mutant;
+use crate::returns::Returns;
 use crate::timing;
-use freebs_control::{Command, State, limits};
+use freebs_control::{Command, Shard, State, limits};
 use freebs_types::{NodeId, ShardId, SnapshotId, StartNumber, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -58,15 +64,30 @@ pub struct Failures {
     /// For these failed nodes nothing was left to move in the state of this revision: it need not be gone through
     /// again at each heartbeat.
     settled: Option<(u64, BTreeSet<NodeId>)>,
+    /// The same of chains that become shorter, and while nodes that were never started are waited for.
+    left: Option<(u64, BTreeSet<NodeId>, bool)>,
+    /// When this leader first decided anything.
+    begun_ms: Option<u64>,
     /// The same of those that are gone.
     replaced: Option<(u64, BTreeSet<NodeId>, BTreeSet<NodeId>)>,
     /// The same of chains that are too short, and all nodes that are away.
-    extended: Option<(u64, BTreeSet<NodeId>)>,
+    extended: Option<(u64, BTreeSet<NodeId>, BTreeSet<NodeId>)>,
+    returns: Returns,
+    /// Milliseconds for which the place of a node that left a chain is kept; as long as it is not gone, if that is not known.
+    kept_ms: Option<u64>,
+    mutant: Option<Mutant>,
     /// Snapshots that are being made, and since when this leader has known it.
     under_way: BTreeMap<SnapshotId, u64>,
 }
 
 impl Failures {
+    /// Of a new leader, who keeps the places of nodes that left chains for so many milliseconds. `mutant`: the rule that is left
+    /// out.
+    #[must_use]
+    pub fn new(kept_ms: u64, mutant: Option<Mutant>) -> Self {
+        Self { kept_ms: Some(kept_ms), mutant, ..Self::default() }
+    }
+
     /// Another node can't reach this one either.
     pub fn agree(&mut self, node: NodeId, now_ms: u64) {
         if self.asked.contains_key(&node) {
@@ -97,6 +118,7 @@ impl Failures {
                 ask.push(n.node);
             }
         }
+        self.returns.look(now_ms, nodes, &failed, fail_ms);
         (failed, ask)
     }
 
@@ -106,8 +128,8 @@ impl Failures {
         nodes.iter().filter(|n| n.silent_ms >= gone_ms).map(|n| n.node).collect()
     }
 
-    /// What is to be decided, if anything: other heads for those that have failed, or for one that does not open its
-    /// view, and other members for those that are gone. Who is not in `failed` counts as there.
+    /// What is to be decided, if anything: shorter chains where those that have failed are needed, other heads for them, or for
+    /// one that does not open its view, and other members for those that are gone. Who is not in `failed` counts as there.
     pub fn decide(
         &mut self,
         now_ms: u64,
@@ -117,6 +139,8 @@ impl Failures {
     ) -> Vec<Command> {
         self.watch(now_ms, state);
         let mut commands = self.abandoned(now_ms, state);
+        commands.extend(self.leave(now_ms, state, failed));
+        commands.extend(self.go_on(state));
         commands.extend(self.fail_over(state, failed));
         commands.extend(self.late(now_ms, state, failed));
         if commands.is_empty() {
@@ -124,7 +148,7 @@ impl Failures {
             commands.extend(self.replace(state, failed, gone));
         }
         if commands.is_empty() {
-            commands.extend(self.extend(state, failed, gone));
+            commands.extend(self.extend(now_ms, state, failed, gone));
         }
         commands
     }
@@ -139,19 +163,78 @@ impl Failures {
         late.map(|(id, _)| Command::FailSnapshot { snapshot: *id, why: "a shard of it did not come".into() }).collect()
     }
 
-    /// Members for chains that are too short, as far as there are nodes to spare.
-    fn extend(&mut self, state: &State, failed: &BTreeSet<NodeId>, gone: &BTreeSet<NodeId>) -> Option<Command> {
-        let away: BTreeSet<NodeId> = failed.union(gone).copied().collect();
-        if self.extended.as_ref().is_some_and(|(revision, of)| *revision == state.revision() && *of == away) {
+    /// Members for chains that are too short: those that are back, and others as far as there are nodes to spare.
+    fn extend(
+        &mut self,
+        now_ms: u64,
+        state: &State,
+        failed: &BTreeSet<NodeId>,
+        gone: &BTreeSet<NodeId>,
+    ) -> Option<Command> {
+        let held = if self.mutant == Some(Mutant::BackAtOnce) { BTreeSet::new() } else { self.returns.held(now_ms) };
+        let away: BTreeSet<NodeId> = failed.union(gone).chain(&held).copied().collect();
+        // Nor is a place kept for one that comes and goes, and never stays for long enough.
+        let missed = self.kept_ms.map_or(BTreeSet::new(), |ms| self.returns.missed(now_ms, ms));
+        let never = never_started(state);
+        let awaited = away.union(&never).filter(|n| !gone.contains(n) && !missed.contains(n));
+        let waited: BTreeSet<NodeId> = awaited.copied().collect();
+        let same = |(revision, a, w): &(u64, BTreeSet<NodeId>, BTreeSet<NodeId>)| {
+            *revision == state.revision() && *a == away && *w == waited
+        };
+        if self.extended.as_ref().is_some_and(same) || self.mutant == Some(Mutant::NeverBack) {
             return None;
         }
         // One command names only so many nodes, and whoever is not named may come.
-        if away.len() > limits::FAILED_NODES_MAX || state.extensions(&away, &BTreeSet::new()).is_empty() {
-            self.extended = Some((state.revision(), away));
+        if away.len() > limits::FAILED_NODES_MAX || state.extensions(&away, &waited).is_empty() {
+            self.extended = Some((state.revision(), away, waited));
             return None;
         }
-        let away = away.iter().filter_map(|n| Some((*n, state.node(*n)?.start))).collect();
-        Some(Command::ExtendChains { away, waited: Vec::new() })
+        // Only of nodes that left a chain any places are kept.
+        let left = state.away_nodes();
+        let waited = waited.intersection(&left).copied().take(limits::FAILED_NODES_MAX).collect();
+        Some(Command::ExtendChains { away: named(state, &away), waited: named(state, &waited) })
+    }
+
+    /// Shorter chains where those that have failed are needed, all in one command.
+    fn leave(&mut self, now_ms: u64, state: &State, failed: &BTreeSet<NodeId>) -> Option<Command> {
+        let begun_ms = *self.begun_ms.get_or_insert(now_ms);
+        // One that was never started since the control state was made again may be about to be.
+        let waits = now_ms - begun_ms < timing::OPEN_MS;
+        let now = (state.revision(), failed.clone(), waits);
+        if self.left.as_ref() == Some(&now) || self.mutant == Some(Mutant::ChainsStay) {
+            return None;
+        }
+        let mut leaving = state.leavers(failed);
+        let all = leaving.len();
+        let has_failed = |id: ShardId| state.shard(id).is_some_and(|s| !failed_of(s, failed).is_empty());
+        leaving.retain(|l| !waits || has_failed(l.shard));
+        if leaving.is_empty() {
+            self.left = Some(now);
+            return None;
+        }
+        if failed.len() <= limits::FAILED_NODES_MAX && leaving.len() == all {
+            return Some(Command::LeaveChains { failed: named(state, failed), shards: Vec::new() });
+        }
+        // One command names only so many, and whoever is not named counts as there: as many chains as can be named with all that
+        // have failed in them, and only these. The others follow.
+        let (mut nodes, mut shards) = (BTreeSet::new(), Vec::new());
+        for of in leaving.iter().take(limits::LEFT_SHARDS_MAX) {
+            let Some(shard) = state.shard(of.shard) else { continue };
+            let more: BTreeSet<NodeId> = nodes.union(&failed_of(shard, failed)).copied().collect();
+            if more.len() <= limits::FAILED_NODES_MAX {
+                nodes = more;
+                shards.push((of.shard, shard.active));
+            }
+        }
+        Some(Command::LeaveChains { failed: named(state, &nodes), shards })
+    }
+
+    /// Chains to which others come, and that have to open a view before these have everything: it does not wait for them (V14).
+    fn go_on(&self, state: &State) -> Option<Command> {
+        let waits = self.opening.iter().filter(|(id, _)| state.without_those_coming(**id).is_some());
+        let shards: Vec<_> = waits.map(|(id, o)| (*id, o.active)).take(limits::LEFT_SHARDS_MAX).collect();
+        let is_wanted = !shards.is_empty() && self.mutant != Some(Mutant::ChainsStay);
+        is_wanted.then_some(Command::LeaveChains { failed: Vec::new(), shards })
     }
 
     /// Other members in place of those that are gone, as far as there are nodes to spare.
@@ -203,6 +286,8 @@ impl Failures {
             return;
         }
         self.looked_through = Some(state.revision());
+        self.returns.are_away(now_ms, &state.away_nodes(), &state.left_nodes());
+        self.returns.were_never_started(now_ms, &never_started(state));
         let before = std::mem::take(&mut self.opening);
         for (shard, head, active) in state.unopened().into_iter().take(WATCHED_MAX) {
             let fresh = Opening { head, active, since_ms: now_ms, patience_ms: timing::OPEN_MS };
@@ -222,6 +307,12 @@ impl Failures {
                 continue;
             }
             o.since_ms = now_ms;
+            // The members of a shorter plan may be unable to open it, and somebody is back who has everything.
+            if let Some(of) = state.shard(*shard).filter(|_| state.regrown(*shard, failed).is_some()) {
+                let failed = named(state, &failed_of(of, failed));
+                commands.push(Command::LeaveChains { failed, shards: vec![(*shard, o.active)] });
+                continue;
+            }
             // If the head itself has failed, and so few are left that it stays, all there is to do is to wait.
             if let Some(node) = state.next_head(*shard, failed).filter(|_| !failed.contains(&o.head)) {
                 o.patience_ms = (2 * o.patience_ms).min(timing::OPEN_MOST_MS);
@@ -230,4 +321,19 @@ impl Failures {
         }
         commands
     }
+}
+
+/// Nodes that were not looked at when the control state was made again, and were not started since.
+fn never_started(state: &State) -> BTreeSet<NodeId> {
+    state.nodes().filter(|n| n.start.0 == 0).map(|n| n.id).collect()
+}
+
+/// The nodes as commands name them.
+fn named(state: &State, nodes: &BTreeSet<NodeId>) -> Vec<(NodeId, StartNumber)> {
+    nodes.iter().filter_map(|n| Some((*n, state.node(*n)?.start))).collect()
+}
+
+/// Those of the failed nodes on which a shard's next chain depends; no more than are in two chains.
+fn failed_of(shard: &Shard, failed: &BTreeSet<NodeId>) -> BTreeSet<NodeId> {
+    shard.view_members().iter().chain(&shard.members).filter(|n| failed.contains(n)).copied().collect()
 }

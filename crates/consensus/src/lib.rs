@@ -34,6 +34,7 @@ pub mod orders;
 pub mod pages;
 pub mod peer;
 pub mod reach;
+mod returns;
 pub mod runtime;
 mod scan;
 mod sound;

@@ -14,6 +14,7 @@ use crate::orders::Orders;
 use crate::timing::Timing;
 use freebs_control::{Command, State};
 use freebs_types::{NodeId, StartNumber};
+use std::collections::BTreeSet;
 
 /// How many other nodes are asked about one.
 const ASKED_MAX: usize = 3;
@@ -89,7 +90,7 @@ impl Lookout {
     ) -> Findings {
         let since = match self.lead {
             Some((of, since)) if of == lead => since,
-            _ => self.begin(now_ms, lead),
+            _ => self.begin(now_ms, lead, timing.gone_ms),
         };
         if self.deciding {
             return Findings::default();
@@ -116,8 +117,8 @@ impl Lookout {
 
     /// Another lead begins, now. A seat that leads because the one before was given up need not find out again that this one
     /// has failed. If that has been started again since, it has not.
-    fn begin(&mut self, now_ms: u64, lead: Led) -> u64 {
-        (self.lead, self.failures, self.deciding) = (Some((lead, now_ms)), Failures::default(), false);
+    fn begin(&mut self, now_ms: u64, lead: Led, gone_ms: u64) -> u64 {
+        (self.lead, self.failures, self.deciding) = (Some((lead, now_ms)), Failures::new(gone_ms, self.mutant), false);
         if let Some((node, start, at_ms)) = self.given_up.take() {
             self.failures.inherit(at_ms, node, start);
         }
@@ -155,12 +156,13 @@ impl Lookout {
 /// The nodes that these orders take for failed.
 fn reasons(orders: &[Command], looks: &[Look], fail_ms: u64) -> Vec<(NodeId, String)> {
     let failed = orders.iter().filter_map(|c| match c {
-        Command::FailOver { nodes } => Some(nodes),
+        Command::FailOver { nodes } | Command::LeaveChains { failed: nodes, .. } => Some(nodes),
         _ => None,
     });
+    let failed: BTreeSet<NodeId> = failed.flatten().map(|(n, _)| *n).collect();
     let reason = |look: &Look| match look.silent_ms >= fail_ms {
         true => format!("has failed: nothing was heard of it for {} ms", look.silent_ms),
         false => "has failed: its connections are closed, and another node can't reach it either".into(),
     };
-    failed.flatten().filter_map(|(n, _)| Some((*n, reason(looks.iter().find(|l| l.node == *n)?)))).collect()
+    failed.iter().filter_map(|n| Some((*n, reason(looks.iter().find(|l| l.node == *n)?)))).collect()
 }

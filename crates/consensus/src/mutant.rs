@@ -15,6 +15,12 @@ pub enum Mutant {
     RequestsNumberedAnew,
     /// L5: who believes to lead decides without a quorum that says so, and goes on with it when another one leads.
     LeaderUnconfirmed,
+    /// V11: no chain becomes shorter.
+    ChainsStay,
+    /// V13: nobody comes back to a chain that became shorter, nor does another node.
+    NeverBack,
+    /// V14: who had failed may come back to a chain as soon as it is heard, however often it has failed.
+    BackAtOnce,
     /// E7: the first page that is not whole ends the log, whatever lies behind it.
     DamageIsATornTail,
 }

@@ -73,6 +73,12 @@ pub(crate) const SNAPSHOT_MS: u64 = 60_000;
 /// Milliseconds after which others are asked again about a node that can't be reached: the other one looks for up to
 /// `REACH_EVERY` times ten, and the question or its answer may be lost.
 pub(crate) const DOUBT_AGAIN_MS: u64 = 300;
+/// Milliseconds for which a node that had failed is heard without a pause before it comes back to a chain that it left.
+pub(crate) const RETURN_MS: u64 = 1000;
+/// The same at most, after doubling each time that it fails again.
+pub(crate) const RETURN_MOST_MS: u64 = 60_000;
+/// Milliseconds after which it counts no more that a node had failed.
+pub(crate) const RETURN_FORGET_MS: u64 = 600_000;
 /// Milliseconds that a head may take to open its view before the next member is tried. A head that lacks frames fetches
 /// them in that time; shorter, healthy heads under load are passed over, each at the cost of a view change.
 pub(crate) const OPEN_MS: u64 = 10_000;

@@ -655,6 +655,10 @@ pub struct ShardReport {
     /// Names of nodes whose places were given to others, and that keep all they have while somebody is joining.
     #[serde(default)]
     pub keepers: Vec<String>,
+    /// Names of nodes that left its chain because it could answer nothing with them in it, or were to come to it and failed: they
+    /// keep what they have, which may not be all that was written until then, and come back before others (rule V13).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub away: Vec<String>,
     /// If its head can't open its view: what it waits for, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,

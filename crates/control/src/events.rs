@@ -7,7 +7,7 @@ use crate::command::{Command, RecoverShard};
 use crate::rules::{self, format_date};
 use crate::snapshots::{Schedule, Snapshot, Stage};
 use crate::state::{Holder, Origin, Shard, State, Volume};
-use freebs_types::{NodeId, ShardId, ViewNumber};
+use freebs_types::{NodeId, ShardId, StartNumber, ViewNumber};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of an event's text; a longer one is cut.
@@ -238,7 +238,7 @@ fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
         Command::ReplaceMembers { .. } | Command::ExtendChains { .. } => {
             members(before, now, "has been gone for too long")
         }
-        Command::LeaveChains { .. } => left(before, now),
+        Command::LeaveChains { failed, .. } => left(before, now, failed),
         Command::RecoverShard(how) => forced(before, now, how),
         Command::MembersComplete { shard, nodes, .. } => complete(before, now, *shard, nodes),
         Command::ProposeView { .. } | Command::NameHostKey { .. } => Vec::new(),
@@ -270,19 +270,32 @@ fn complete(before: &State, now: &State, shard: ShardId, nodes: &[NodeId]) -> Ve
     new.into_iter().chain(told(EventKind::MemberBack, &back, "is back, and has everything")).collect()
 }
 
-/// Chains that became shorter, and those to which somebody does not come.
-fn left(before: &State, now: &State) -> Vec<Told> {
+/// Said of a member that leaves a chain.
+const FAILED: &str = "has failed, and nothing could be answered without it";
+/// Said of one that is there, and leaves with another one that has failed.
+const LEARNS: &str = "has not everything yet: the chain goes on with those that have";
+
+/// Chains that became shorter, and plans that became longer again.
+fn left(before: &State, now: &State, failed: &[(NodeId, StartNumber)]) -> Vec<Told> {
+    let failed = before.still(failed);
+    let is_gone = |n: &NodeId| failed.contains(n) || before.node(*n).is_none_or(|n| n.start.0 == 0);
     let mut out = Vec::new();
     for volume in now.volumes().filter(|v| v.changed > before.revision()) {
         for shard in &volume.shards {
             let id = volume.shard_id(shard.index);
             let Some(old) = before.shard(id) else { continue };
+            let mut tell = |kind, node: NodeId, why: &str| {
+                let node = name(now, node);
+                let t = Told::new(kind, format!("{node} {why}")).of(volume).decided(volume.changed);
+                out.push(Told { shard: Some(id.to_string()), about: Some(node), ..t });
+            };
             let was_one = |n: &&NodeId| old.view_members().contains(n) && !shard.members.contains(n);
-            for gone in old.members.iter().filter(was_one) {
-                let gone = name(now, *gone);
-                let text = format!("{gone} has failed, and nothing could be answered without it");
-                let t = Told::new(EventKind::MemberLeft, text).of(volume);
-                out.push(Told { shard: Some(id.to_string()), about: Some(gone), ..t.decided(volume.changed) });
+            for node in old.members.iter().filter(was_one) {
+                tell(EventKind::MemberLeft, *node, if is_gone(node) { FAILED } else { LEARNS });
+            }
+            let is_back = |n: &&NodeId| old.view_members().contains(n) && !old.members.contains(n);
+            for node in shard.members.iter().filter(is_back) {
+                tell(EventKind::MemberBack, *node, "is back before the chain without it could answer anything");
             }
         }
     }
@@ -447,7 +460,7 @@ fn forced(before: &State, now: &State, how: &RecoverShard) -> Vec<Told> {
 mod tests {
     use super::*;
     use crate::command::{CreateVolume, Outcome};
-    use freebs_types::{ClusterId, Generation, Hash32, ShardId, StartNumber, ViewNumber, VolumeId};
+    use freebs_types::{ClusterId, Generation, Hash32, ShardId, VolumeId};
 
     /// Applies a command; what is told of it, as kind and text.
     fn step(state: &mut State, command: &Command) -> Vec<(EventKind, String)> {

@@ -64,20 +64,33 @@ impl State {
         moved
     }
 
-    /// Shards that can't be written, because their head has not opened a view since it was named, or was started: with
-    /// that head and the active view.
+    /// True if the shard's head has opened the active view, in its present start.
+    pub(crate) fn is_led(&self, shard: &Shard) -> bool {
+        let is_of = |head: NodeId| {
+            let node = self.node(head);
+            shard.opened_by.is_none_or(|by| by == head) && node.is_some_and(|n| n.start == shard.head_start)
+        };
+        shard.active.0 > 0 && shard.head().is_some_and(is_of)
+    }
+
+    /// True if it has, and no other view was begun since: all may have promised that, whether it is still pending or was given up.
+    pub(crate) fn is_open(&self, shard: &Shard) -> bool {
+        self.is_led(shard) && shard.highest == shard.active
+    }
+
+    /// Shards that can't be written, because their head has not opened a view since it was named, or was started, or began
+    /// another one: with that head and the active view.
     #[must_use]
     pub fn unopened(&self) -> Vec<(ShardId, NodeId, ViewNumber)> {
-        // One that is to be shorter answers nothing before that (V11).
+        // One that is to have another chain answers nothing before that (V11), but while members come to the one that it has.
+        let is_to_change = |s: &Shard| !s.active_members.is_empty() && !s.grows();
         let is_to_be_shorter = |s: &Shard| s.members.len() < s.active_members.len();
-        let is_open = |s: &Shard, head: NodeId| {
-            s.active.0 > 0
-                && !is_to_be_shorter(s)
-                && s.opened_by.is_none_or(|by| by == head)
-                && self.node(head).is_some_and(|n| n.start == s.head_start)
+        let waits = |s: &Shard| match s.forced {
+            Some(_) => is_to_be_shorter(s) || !self.is_led(s),
+            None => is_to_change(s) || !self.is_open(s),
         };
         let of = |v: &Volume, s: &Shard| {
-            let head = s.head().filter(|head| !is_open(s, *head))?;
+            let head = s.head().filter(|_| waits(s))?;
             Some((v.shard_id(s.index), head, s.active))
         };
         self.volumes().flat_map(|v| v.shards.iter().filter_map(|s| of(v, s))).collect()

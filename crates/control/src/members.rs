@@ -16,15 +16,17 @@ use std::collections::BTreeSet;
 impl Shard {
     /// A node that was a member before is not needed any more once nobody learns, and the view of all of them is active. The only
     /// member of a branch may have a log that had lost something: of a volume that is to have other `copies`, what others have
-    /// is kept until there is another one.
+    /// is kept until there is another one. Nor does a chain that became shorter say anything of those who learned in it: until it has
+    /// its copies again all is kept.
     pub(crate) fn let_go(&mut self, copies: u8, mutant: Option<Mutant>) {
         let is_complete = self.joining.is_empty() || mutant == Some(Mutant::KeepersLetGo);
         let is_of_branch = self.branch.is_some_and(|b| copies > 1 || b.view == self.active);
         let is_alone = self.members.len() == 1 && is_of_branch;
-        if is_complete && !is_alone && self.active_members.is_empty() {
+        let has_its_copies = self.members.len() >= usize::from(copies);
+        let is_long_enough = has_its_copies || self.away.is_empty() || mutant == Some(Mutant::KeepersLetGo);
+        if is_complete && !is_alone && is_long_enough && self.active_members.is_empty() {
             self.keepers.clear();
         }
-        let has_its_copies = self.members.len() >= usize::from(copies);
         if has_its_copies && self.joining.is_empty() && self.active_members.is_empty() {
             self.away.clear();
         }
@@ -120,6 +122,13 @@ impl State {
         self.volumes.values().flat_map(|v| v.shards.iter().flat_map(|s| s.away.iter().copied())).collect()
     }
 
+    /// Those of them that are out of such a chain now: the others are on their way back to all.
+    #[must_use]
+    pub fn left_nodes(&self) -> BTreeSet<NodeId> {
+        let left = |s: &Shard| s.away.iter().filter(|n| !s.members.contains(n)).copied().collect::<Vec<_>>();
+        self.volumes.values().flat_map(|v| v.shards.iter().flat_map(left)).collect()
+    }
+
     /// The member to be replaced and the one in its place, if there is something to be done: those that are left can
     /// go on, and there is a node to spare. A former member comes first, for it has the most; then who carries least.
     fn replacement(
@@ -171,6 +180,8 @@ impl State {
         let (mut out, volumes) = (Vec::new(), self.volumes());
         for (volume, shard) in volumes.flat_map(|v| v.shards.iter().map(move |s| (v, s))) {
             let is_settled = shard.active.0 > 0 && shard.joining.is_empty() && shard.active_members.is_empty();
+            // Before the head has opened its view that would wait for who comes (V14). Where nobody ever left it was always so.
+            let is_settled = is_settled && (shard.away.is_empty() || self.is_open(shard));
             let places = usize::from(volume.copies).saturating_sub(shard.members.len());
             let there = shard.members.iter().filter(|n| is_there(n)).count();
             // The view that they are in goes on until the new one has everything, and then that one counts.
@@ -196,16 +207,17 @@ impl State {
     /// shard, who leaves it and who comes. Of a shard one at a time.
     #[must_use]
     pub fn replacements(&self, gone: &BTreeSet<NodeId>, failed: &BTreeSet<NodeId>) -> Vec<(ShardId, NodeId, NodeId)> {
-        let is_joining = |s: &&Shard| !s.joining.is_empty();
-        let busy: usize = self.volumes().map(|v| v.shards.iter().filter(is_joining).count()).sum();
+        // Those that return lack little, and have room of their own.
+        let is_busy = |s: &&Shard| !s.joining.is_empty() && !s.only_returns();
+        let busy: usize = self.volumes().map(|v| v.shards.iter().filter(is_busy).count()).sum();
         let mut room = limits::JOINING_SHARDS_MAX.saturating_sub(busy);
         let (mut out, mut loads) = (Vec::new(), self.loads.clone());
         for volume in self.volumes() {
             for shard in &volume.shards {
-                let may = room > 0 || is_joining(&shard);
+                let may = room > 0 || is_busy(&shard);
                 let found = self.replacement(volume, shard, (gone, failed), &loads).filter(|_| may);
                 let Some((old, new)) = found else { continue };
-                room = room.saturating_sub(usize::from(!is_joining(&shard)));
+                room = room.saturating_sub(usize::from(!is_busy(&shard)));
                 loads.add_member(new);
                 out.push((volume.shard_id(shard.index), old, new));
             }

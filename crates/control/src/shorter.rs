@@ -24,28 +24,65 @@ pub struct Leaving {
     pub chain: Vec<NodeId>,
 }
 
+/// The copies of a chain, as its volume says.
+struct Counts {
+    /// So many it is to have.
+    copies: u8,
+    /// The active view needs the answers of all its members.
+    is_of_all: bool,
+}
+
+impl Counts {
+    fn of(volume: &Volume, shard: &Shard) -> Self {
+        let len = shard.view_members().len();
+        Self { copies: volume.copies, is_of_all: volume.quorum(len) == len }
+    }
+}
+
 impl Shard {
-    /// The chain becomes this one, of members that have everything. Who leaves it and has everything, too, is away.
-    fn leave(&mut self, chain: Vec<NodeId>, copies: u8, mutant: Option<Mutant>) {
+    /// The chain becomes this one. Who leaves it is away: of those the last have everything, as a chain of this quorum has it.
+    fn leave(&mut self, chain: Vec<NodeId>, of: &Counts, mutant: Option<Mutant>) {
         if self.members == chain {
             return;
         }
         if self.active.0 > 0 && self.active_members.is_empty() {
             self.active_members.clone_from(&self.members);
         }
+        let has_all: Vec<NodeId> =
+            self.active_members.iter().filter(|n| self.has_all(n, of.is_of_all)).copied().collect();
         let leaves = |n: &&NodeId| !chain.contains(n);
-        let left: Vec<NodeId> = self.active_members.iter().filter(leaves).copied().collect();
-        let has_everything = |n: &NodeId| !self.joining.contains(n) && !self.away.contains(n);
-        let last: Vec<NodeId> = left.into_iter().filter(has_everything).collect();
+        let last: Vec<NodeId> = has_all.iter().filter(leaves).copied().collect();
+        // One that was to come, or is new in the view, lacks most. What it has learned stays where it is; and what one has that was not
+        // looked at is not known.
+        let is_of_view = |n: &NodeId| self.active_members.contains(n);
+        let is_new = |n: &&NodeId| !is_of_view(n) || self.learning.contains(n) || self.unseen.contains(n);
+        let comes_last = |n: &&NodeId| leaves(n) && is_new(n) && !last.contains(n) && !self.away.contains(n);
+        let new: Vec<NodeId> = self.members.iter().filter(comes_last).copied().collect();
         if mutant != Some(Mutant::AwayForgotten) {
+            self.away.retain(|n| !last.contains(n));
+            self.away.splice(0..0, new);
             self.away.extend(last);
         }
         self.keepers.retain(|n| !chain.contains(n) && !self.away.contains(n));
         self.members = chain;
-        self.joining.retain(|n| self.members.contains(n));
+        self.joining.retain(|n| self.members.contains(n) && !has_all.contains(n));
         self.tidy_away();
         self.pending = None;
-        self.stay(copies);
+        self.stay(of.copies);
+    }
+
+    /// True of a member of the active view that has everything: also of one that a plan leaves out, which is not active yet. A view
+    /// that needs the answers of all its members (`is_of_all`) became active because each of them had everything, those that were
+    /// new in it, too, whether that was told or not.
+    fn has_all(&self, node: &NodeId, is_of_all: bool) -> bool {
+        let is_new = self.learning.contains(node);
+        if is_new && is_of_all && self.view_members().contains(node) {
+            return true;
+        }
+        let is_planned = self.active_members.is_empty() || self.members.contains(node);
+        // Of one that was not looked at it is not known any more whether it had everything when it left.
+        let is_away = self.away.contains(node) && !self.unseen.contains(node);
+        !is_new && !self.joining.contains(node) && (is_planned || is_away || self.keepers.contains(node))
     }
 
     /// A member that has everything is not away; and of too many the first that left are forgotten.
@@ -78,20 +115,21 @@ impl State {
     ) -> Option<Vec<NodeId>> {
         let of_view = shard.view_members();
         let is_there = |n: &NodeId| !failed.contains(n) && self.node(*n).is_some_and(|n| n.start.0 > 0);
-        let is_whole = |n: &NodeId| !shard.joining.contains(n) || mutant == Some(Mutant::LearnersStay);
+        let of_all = Counts::of(volume, shard).is_of_all;
+        let is_whole = |n: &NodeId| shard.has_all(n, of_all) || mutant == Some(Mutant::LearnersStay);
         let whole: Vec<NodeId> = of_view.iter().copied().filter(|n| is_there(n) && is_whole(n)).collect();
         let quorum = volume.quorum(of_view.len());
-        let has_failed = of_view.iter().any(|n| failed.contains(n));
-        if !has_failed || whole.len() >= quorum {
+        // After a rebuild of the control state one that was never started is not there, either.
+        if of_view.iter().all(is_there) || whole.len() >= quorum {
             return None;
         }
         let least = if mutant == Some(Mutant::LeavesBelowLeast) { 1 } else { usize::from(volume.min_copies).max(1) };
         // An empty log counts only of a member that was new in the view; of one that was not looked at nothing does.
-        let counts = |n: &&NodeId| {
-            is_there(n) && !shard.unseen.contains(n) && (!shard.joining.contains(n) || shard.learning.contains(n))
-        };
+        let may_answer = |n: &NodeId| shard.has_all(n, of_all) || shard.learning.contains(n);
+        let counts = |n: &&NodeId| is_there(n) && !shard.unseen.contains(n) && may_answer(n);
         let is_sealed = of_view.iter().filter(counts).count() + quorum > of_view.len();
-        let is_under_way = shard.forced.is_some() || (shard.active.0 == 0 && volume.origin.is_some());
+        // Before the first view there is nothing that could not be answered, and no chain to reckon from.
+        let is_under_way = shard.forced.is_some() || shard.active.0 == 0;
         let may_be_sealed = is_sealed || mutant == Some(Mutant::LeavesUnsealed);
         if whole.len() < least || !may_be_sealed || is_under_way {
             return None;
@@ -103,9 +141,13 @@ impl State {
         Some(chain)
     }
 
-    /// The chain without those that were to come to it and have failed (V14).
-    fn chain_of_those_coming(shard: &Shard, failed: &BTreeSet<NodeId>) -> Option<Vec<NodeId>> {
-        let stays = |n: &&NodeId| !failed.contains(n) || shard.view_members().contains(n);
+    /// The chain without those that were to come to it and have failed (V14). One that has never been a member goes on learning
+    /// until the view with it is being opened, or somebody is back who lacks less.
+    fn chain_of_those_coming(&self, shard: &Shard, failed: &BTreeSet<NodeId>) -> Option<Vec<NodeId>> {
+        let is_back = |n: &NodeId| !failed.contains(n) && self.node(*n).is_some_and(|n| n.start.0 > 0);
+        let keeps_out = shard.returning(is_back).is_some();
+        let holds_up = |n: &NodeId| shard.away.contains(n) || shard.pending.is_some() || keeps_out;
+        let stays = |n: &&NodeId| !failed.contains(*n) || shard.view_members().contains(n) || !holds_up(n);
         shard.grows().then(|| shard.members.iter().filter(stays).copied().collect())
     }
 
@@ -121,7 +163,7 @@ impl State {
     #[must_use]
     pub fn leavers_with(&self, failed: &BTreeSet<NodeId>, mutant: Option<Mutant>) -> Vec<Leaving> {
         let of = |v: &Volume, s: &Shard| {
-            let coming = || Self::chain_of_those_coming(s, failed).filter(|_| mutant != Some(Mutant::ComingHoldsUp));
+            let coming = || self.chain_of_those_coming(s, failed).filter(|_| mutant != Some(Mutant::ComingHoldsUp));
             let chain = self.chain_of_whole(v, s, failed, mutant).or_else(coming)?;
             let is_other = chain != s.members;
             is_other.then_some(Leaving { shard: v.shard_id(s.index), head: s.head()?, chain })
@@ -129,7 +171,42 @@ impl State {
         self.volumes().flat_map(|v| v.shards.iter().filter_map(|s| of(v, s))).collect()
     }
 
-    /// All such chains become shorter, or those of these shards, if their active views are still these. A node that was
+    /// The members that have everything and are there, in a plan of a shorter chain that does not become active: those that are back
+    /// first, for the head of the plan has had its time. `None` if the plan has them all. One of them alone may be unable to lead, or
+    /// to seal.
+    #[must_use]
+    pub fn regrown(&self, id: ShardId, failed: &BTreeSet<NodeId>) -> Option<Leaving> {
+        let (volume, shard) = (self.volume(id.volume)?, self.shard(id)?);
+        let of_all = Counts::of(volume, shard).is_of_all;
+        let is_of_view = |n: &NodeId| shard.active_members.contains(n);
+        let is_shorter = shard.members.len() < shard.active_members.len() && shard.members.iter().all(is_of_view);
+        if shard.active.0 == 0 || shard.forced.is_some() || !is_shorter {
+            return None;
+        }
+        let is_there = |n: &NodeId| !failed.contains(n) && self.node(*n).is_some_and(|n| n.start.0 > 0);
+        let is_back = |n: &&NodeId| is_there(n) && shard.has_all(n, of_all) && !shard.members.contains(n);
+        let back: Vec<NodeId> = shard.active_members.iter().filter(is_back).copied().collect();
+        let chain = [&back, &shard.members[..]].concat();
+        (!back.is_empty()).then_some(Leaving { shard: id, head: shard.head()?, chain })
+    }
+
+    /// The members of the active view alone, if others are to come to them and the head has to open a view now: with these in it that
+    /// would wait until they have everything (V14). They keep what they have learned, and come again to that view.
+    #[must_use]
+    pub fn without_those_coming(&self, id: ShardId) -> Option<Leaving> {
+        let shard = self.shard(id)?;
+        // A head that has a view opens the next one when they have everything.
+        let may_go_on = self.is_led(shard) && (shard.pending.is_some() || self.is_open(shard));
+        if !shard.grows() || shard.forced.is_some() || may_go_on {
+            return None;
+        }
+        let stays = |n: &&NodeId| shard.active_members.contains(n);
+        let chain = shard.members.iter().filter(stays).copied().collect();
+        Some(Leaving { shard: id, head: shard.head()?, chain })
+    }
+
+    /// All such chains become shorter, or those of these shards, if their active views are still these; of these also plans become
+    /// longer again that don't become active, and those go on alone that have to open a view before others have come. A node that was
     /// started again since is not meant.
     pub(crate) fn leave_chains(
         &mut self,
@@ -141,18 +218,26 @@ impl State {
             let (nodes, most) = (limits::FAILED_NODES_MAX, limits::LEFT_SHARDS_MAX);
             return Err(Error::invalid(format!("at most {nodes} nodes leave at a time, and {most} shards by name")));
         }
-        let is_meant = |id: ShardId, active: ViewNumber| shards.is_empty() || shards.contains(&(id, active));
+        let failed = self.still(failed);
+        let active = |id: ShardId| self.shard(id).map(|s| s.active);
+        let named = |id: &ShardId| shards.iter().any(|(shard, view)| shard == id && active(*id) == Some(*view));
+        let mut leaving = self.leavers_with(&failed, mutant);
+        leaving.retain(|l| shards.is_empty() || named(&l.shard));
+        let others: BTreeSet<ShardId> = shards.iter().map(|(id, _)| *id).filter(|id| named(id)).collect();
+        let is_left = |id: &ShardId| leaving.iter().any(|l| l.shard == *id);
+        let other = |id: &ShardId| self.regrown(*id, &failed).or_else(|| self.without_those_coming(*id));
+        let others: Vec<Leaving> = others.iter().filter(|id| !is_left(id)).filter_map(other).collect();
+        leaving.extend(others);
+        leaving.sort_by_key(|l| l.shard);
         let mut changed: Vec<Volume> = Vec::new();
-        for Leaving { shard: id, chain, .. } in self.leavers_with(&self.still(failed), mutant) {
-            if !is_meant(id, self.shard(id).map(|s| s.active).unwrap_or_default()) {
-                continue;
-            }
+        for Leaving { shard: id, chain, .. } in leaving {
             if changed.last().is_none_or(|v| v.id != id.volume) {
                 changed.push(self.volume_to_change(id.volume)?);
             }
             let volume = changed.last_mut().expect("pushed above");
-            let copies = volume.copies;
-            shard_of(volume, id)?.leave(chain, copies, mutant);
+            let shard = shard_of(volume, id)?.clone();
+            let of = Counts::of(volume, &shard);
+            shard_of(volume, id)?.leave(chain, &of, mutant);
         }
         changed.into_iter().for_each(|volume| self.commit(volume));
         Ok(Outcome::Moved)

@@ -10,6 +10,7 @@ use crate::leader::Leader;
 use crate::network::{Arrival, EndPoint, Network, Place, Receiver};
 use crate::node::{Node, Rate, Shared, check_space};
 use crate::oracle::{Oracle, Stamp};
+use crate::progress;
 use crate::raft::Seats;
 use crate::rng::Rng;
 use crate::snapshots::Made;
@@ -237,6 +238,9 @@ impl Cluster {
             let leader = Leader::new(Rng::fork(self.config.seed, 8), self.mutants.seats);
             tokio::task::spawn_local(leader.lead(self.clone()));
         }
+        if self.config.is_watched {
+            tokio::task::spawn_local(progress::watch(self.clone()));
+        }
         let cluster = self.clone();
         tokio::task::spawn_local(async move {
             loop {
@@ -447,7 +451,9 @@ impl Cluster {
                 }
                 // Beside the only log of a branch former members keep what they have.
                 let is_alone = s.members.len() == 1 && s.branch.is_some();
-                let is_kept = |n: &NodeId| is_alone && s.keepers.contains(n);
+                // One that left a chain that became shorter keeps what it has, for longer than is waited for here (V13, V14).
+                let is_away = |n: &NodeId| s.away.contains(n) && !s.members.contains(n);
+                let is_kept = |n: &NodeId| is_alone && s.keepers.contains(n) || is_away(n);
                 let all = statuses.get(&shard).into_iter().flatten();
                 let replicas: Vec<&(NodeId, ShardStatus)> = all.filter(|(n, _)| !is_kept(n)).collect();
                 if replicas.len() != s.members.len() {

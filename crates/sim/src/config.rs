@@ -41,6 +41,8 @@ pub struct Odds {
     pub power_all: f64,
     /// A node's process stands still for a while, and goes on.
     pub pause_node: f64,
+    /// The same for longer than a node may be silent until it has failed.
+    pub pause_long: f64,
     /// One connection breaks, and with it what was on its way.
     pub break_link: f64,
     /// A partition: full, partial, one-way or flapping.
@@ -144,6 +146,8 @@ pub struct Config {
     pub gone: Nanos,
     /// Clocks of hosts run too fast or too slow by up to the bound that leases count on.
     pub clocks_drift: bool,
+    /// Nodes do nothing worse than die, or stand still: clients get their answers soon where enough of them are up.
+    pub is_watched: bool,
     /// The parts that were left out.
     pub less: Less,
 }
@@ -156,6 +160,12 @@ const FULL_DISK_WRITES: u64 = 200;
 const SEATS_SHARE: f64 = 0.125;
 /// Chosen so that no seed that is kept, or that notices a mutant, became one of them.
 const SEATS_SALT: u64 = 3321;
+/// The share of the runs with a leader in which chains become shorter.
+const SHORTER_SHARE: f64 = 0.25;
+/// Chance of its own: other parts of a run stay as they are.
+const SHORTER_SALT: u64 = 11_509;
+/// Requests of a volume's clients in the runs in which it is watched that they are answered.
+const WATCHED_REQUESTS: u64 = 4000;
 /// Such a run may take this much longer to get well: a command is tried for ten seconds before it is given up.
 const SEATS_SETTLE: Nanos = Nanos::from_millis(15_000);
 
@@ -196,6 +206,7 @@ impl Config {
             .with_seats()
             .with_lost_members()
             .with_snapshots()
+            .with_shorter_chains()
     }
 
     /// A device that is full moves nearly all that it has before it knows what more it takes, and a disk that needs a
@@ -272,6 +283,7 @@ impl Config {
             restart_max: Nanos::from_millis(restart_max),
             gone: Nanos(u64::MAX),
             clocks_drift: Rng::fork(seed, 11).chance(0.5),
+            is_watched: false,
             less: Less::default(),
         }
     }
@@ -407,6 +419,39 @@ impl Config {
         self
     }
 
+    /// In a quarter of the runs with a leader chains become shorter when members stand still for long, and longer again.
+    fn with_shorter_chains(mut self) -> Self {
+        let mut luck = Rng::fork(self.seed, SHORTER_SALT);
+        if !luck.chance(SHORTER_SHARE)
+            || !self.has_leader
+            || self.nodes < 2
+            || matches!(self.profile, "calm" | "rot" | "tight")
+        {
+            return self;
+        }
+        for v in &mut self.volumes {
+            v.copies = v.copies.max(2);
+            v.min_copies = luck.range(1, 2) as u8;
+            v.ack = if v.min_copies == 2 || luck.chance(0.5) { Ack::All } else { v.ack };
+        }
+        self.odds.pause_long = 0.2 + luck.below(1000) as f64 / 2000.0;
+        self.load = self.load.plus(Nanos::from_millis(4000));
+        self.until = self.load;
+        if self.has_keys && luck.chance(0.5) { self.watched(&mut luck) } else { self }
+    }
+
+    /// All else is as it should be, and clients have something to ask to the end.
+    fn watched(mut self, luck: &mut Rng) -> Self {
+        let (pause_long, pause_node, kill_node) = (self.odds.pause_long, luck.below(1000) as f64 / 2000.0, 0.2);
+        self.odds = Odds { pause_long, pause_node, kill_node, ..Odds::default() };
+        self.slowness.fill(1);
+        (self.net.lost, self.net.flipped) = (0.0, 0.0);
+        self.request_limit = Nanos::from_millis(120_000);
+        self.volumes.iter_mut().for_each(|v| v.requests = WATCHED_REQUESTS);
+        self.is_watched = true;
+        self
+    }
+
     /// Whether clients may be told to try again.
     #[must_use]
     pub fn limit_is_short(&self) -> bool {
@@ -522,12 +567,13 @@ impl Odds {
                 | "lag_seat"
                 | "lose_members"
                 | "snapshot"
+                | "pause_long"
         )
     }
 
     /// Names and odds, in a fixed order.
     #[must_use]
-    pub fn list(&self) -> [(&'static str, f64); 29] {
+    pub fn list(&self) -> [(&'static str, f64); 30] {
         [
             ("kill_node", self.kill_node),
             ("power_node", self.power_node),
@@ -558,6 +604,7 @@ impl Odds {
             ("lag_seat", self.lag_seat),
             ("lose_members", self.lose_members),
             ("snapshot", self.snapshot),
+            ("pause_long", self.pause_long),
         ]
     }
 }

@@ -92,7 +92,8 @@ fn strike(c: &Rc<Cluster>, name: &str) {
         "power_node" => each(c, false, Crash::Power),
         "kill_all" => each(c, true, Crash::Kill),
         "power_all" => each(c, true, Crash::Power),
-        "pause_node" => pause_node(c),
+        "pause_node" => pause_node(c, 10, 2000),
+        "pause_long" => pause_node(c, 1200, 5000),
         "break_link" => break_link(c),
         "cut" => cut(c),
         "kill_gateway" | "take_over" | "leave_gateway" | "pause_gateway" => gateway(c, name),
@@ -272,10 +273,11 @@ fn fail_over(c: &Rc<Cluster>) {
     });
 }
 
-fn pause_node(c: &Rc<Cluster>) {
+/// It takes between so many milliseconds.
+fn pause_node(c: &Rc<Cluster>, least: u64, most: u64) {
     let Some(node) = some_node(c) else { return };
     node.pause(true);
-    let wait = ms(c, 10, 2000);
+    let wait = ms(c, least, most);
     c.world.after(wait, move || node.pause(false));
 }
 

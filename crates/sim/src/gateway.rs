@@ -80,7 +80,8 @@ pub struct Gateway {
     links: RefCell<DriverLinks>,
     /// The member that each link goes to, also before it is open.
     peers: RefCell<BTreeMap<LinkId, Peer>>,
-    open: RefCell<BTreeMap<u64, Open>>,
+    /// Requests without an answer, and when each was made.
+    open: RefCell<BTreeMap<u64, (Nanos, Open)>>,
     tokens: Cell<u64>,
     timer: Cell<Option<Nanos>>,
     paused: Cell<bool>,
@@ -200,6 +201,12 @@ impl Gateway {
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.open.borrow().len()
+    }
+
+    /// When the oldest of them was made.
+    #[must_use]
+    pub fn oldest(&self) -> Option<Nanos> {
+        self.open.borrow().values().next().map(|(at, _)| *at)
     }
 
     /// Updates whose fate the driver does not know, those that it gave up included.
@@ -512,12 +519,12 @@ impl Gateway {
                 }
             )
         });
-        self.open.borrow_mut().insert(token, open);
+        self.open.borrow_mut().insert(token, (self.world.now(), open));
         self.step(Event::Client { token, op });
     }
 
     fn done(self: &Rc<Self>, token: u64, result: Result<Reply>) {
-        let Some(open) = self.open.borrow_mut().remove(&token) else {
+        let Some((_, open)) = self.open.borrow_mut().remove(&token) else {
             self.world.violation(format!("gateway {}: a second answer to request {token}", self.id));
             return;
         };
@@ -640,7 +647,7 @@ impl Gateway {
         }
         let Some((at, end)) = self.scan.get() else { return };
         if at >= end {
-            let is_last = !self.open.borrow().values().any(|o| matches!(o, Open::Read { slot: false, .. }));
+            let is_last = !self.open.borrow().values().any(|(_, o)| matches!(o, Open::Read { slot: false, .. }));
             self.scanned.set(is_last);
             return;
         }

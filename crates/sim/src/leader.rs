@@ -124,6 +124,7 @@ impl Leader {
             Command::FailOver { .. } => "heads of failed nodes replaced",
             Command::ReplaceMembers { .. } => "members of nodes that are gone replaced",
             Command::ExtendChains { .. } => "short chains extended",
+            Command::LeaveChains { .. } => "chains made shorter",
             _ => "heads that were late replaced",
         });
     }

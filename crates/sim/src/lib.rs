@@ -23,6 +23,7 @@ pub mod mutants;
 mod network;
 mod node;
 mod oracle;
+mod progress;
 mod raft;
 mod rng;
 mod run;

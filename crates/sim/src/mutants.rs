@@ -10,7 +10,7 @@ use freebs_driver::Mutant as Driver;
 /// `ForeignLeasesUnknown` (L3): an older driver here hears of a newer one from some member before it can use such a lease.
 /// `RequestsOfAnyone` (W1): for the same reason one run in hundreds shows it. `PlansStopOrders`: nothing is wrong with what
 /// a head does that stops for too long. `EmptyLogsCount` (V2): no disk that was lost gets to answer here (V8).
-/// `ShortChainsOrder` (V1): no chain becomes shorter. `LeasesInPendingViews`, `LeasesBeforeDurable`, `OlderLeasesUntold` and
+/// `ShortChainsOrder` (V1): no chain becomes shorter than it may be. `LeasesInPendingViews`, `LeasesBeforeDurable`, `OlderLeasesUntold` and
 /// `OlderDriversAnswered` (L2): an older driver that lives has its answers before a newer one gives its first success, or is
 /// fenced by another member; 300 seeds show none of them.
 /// `BranchNamesTheToken` (V10): a log that hides the break is as good as any other to those who go on from it.
@@ -22,6 +22,7 @@ use freebs_driver::Mutant as Driver;
 /// to be named head while it still learns. `ForksToComeUnread` (E10), `ForksToComeAlone`, `OrphansGoOn` (E7), `TurnsStay`: a
 /// parent would have to go between a clone's command and its fork, and clones of two parents that go to lie on one node.
 /// `GivenUpCounts` (V10): it would have to be back in the ten seconds before frames are given up.
+/// `QuorumsApart` (L6): no chain here has six members. `LeftOnesSeal` (V12): heads ask nobody but the members.
 pub const CHAIN: [Chain; 31] = [
     Chain::HeadOrdersAfterRestart,
     Chain::RepeatsAreApplied,
@@ -77,6 +78,8 @@ pub const DRIVER: [Driver; 10] = [
 /// have to be lost for good while another one still learns; `LearnersLead` (V1): one run in hundreds moves a head while a
 /// member learns. `NewMembersFirst` (V1): a new member that opens a view fetches all of the one before it first, which
 /// takes longer and shows nothing wrong in hundreds of runs.
+/// `LeavesBelowLeast`, `LeavesUnsealed` and `LearnersStay` (V11), `ComingHoldsUp` (V14) and `AwayForgotten` (V13): what they do
+/// is late or dear, and nothing wrong; seldom by so much that clients would wait for as long as with `ChainsStay`.
 /// `LeastIsOwn` (V15): no rebuild leaves out nodes of a chain that had become shorter.
 /// `SealsAreBranches` (V10): the lost would have to be back between the operator's word and the seal.
 pub const CONTROL: [Control; 7] = [
@@ -90,7 +93,7 @@ pub const CONTROL: [Control; 7] = [
 ];
 
 /// Mutants of whoever leads the control plane, in runs with seats and without.
-pub const LEADER: [Seats; 1] = [Seats::LeaderUnconfirmed];
+pub const LEADER: [Seats; 3] = [Seats::LeaderUnconfirmed, Seats::ChainsStay, Seats::NeverBack];
 
 /// Mutants of the nodes' seats, for runs that have them. The tests of `consensus` hunt all; `tests/suite/raft.rs` shows that
 /// these are noticed here, too.

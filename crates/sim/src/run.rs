@@ -5,6 +5,7 @@ use crate::cluster::{Cluster, Mutants};
 use crate::config::Config;
 use crate::faults;
 use crate::less::Less;
+use crate::progress;
 use crate::snapshots;
 use crate::timing;
 use crate::world::{World, show};
@@ -181,6 +182,18 @@ async fn verdict(world: &Rc<World>, cluster: &Rc<Cluster>, settle: Nanos) {
     if !until(world, end, || gateways.iter().all(|g| g.has_scanned() && g.in_flight() == 0)).await {
         if !world.is_failed() {
             world.violation(format!("the volumes can't be read within {}: {}", show(settle), describe(cluster)));
+        }
+        return;
+    }
+    let end = world.now().plus(timing::WHOLE_AGAIN);
+    if !until(world, end, || progress::short(cluster).is_none()).await {
+        if !world.is_failed() {
+            let why = progress::short(cluster).unwrap_or_default();
+            world.violation(format!(
+                "chains are short after {}: {why} {}",
+                show(timing::WHOLE_AGAIN),
+                describe(cluster)
+            ));
         }
         return;
     }

@@ -37,3 +37,11 @@ pub(crate) const SLOW_MAX: Nanos = Nanos::from_millis(4000);
 pub(crate) const STALL_LOOK: Nanos = Nanos::from_millis(50);
 /// The shortest run that still fails is looked for in steps of this length: shorter than what happens in it takes.
 pub(crate) const SHRINK_STEP: Nanos = Nanos::from_millis(10);
+/// It is looked this often whether clients get answers where they should.
+pub(crate) const PROGRESS_LOOK: Nanos = Nanos::from_millis(20);
+/// They get them within this time, where enough members are up: a second until silence counts, and the way to another view, now
+/// and then twice.
+pub(crate) const PROGRESS_MOST: Nanos = Nanos::from_millis(2500);
+/// When faults have ended, chains that became shorter have their copies again after this time: a node that failed again and again
+/// is heard for a minute before it comes back, and of a shard one comes after the other.
+pub(crate) const WHOLE_AGAIN: Nanos = Nanos::from_millis(90_000);

@@ -31,6 +31,8 @@ pub struct Witness {
     views: BTreeMap<(ShardId, ViewNumber), View>,
     /// How far each member said that it is durable in a view.
     durable: BTreeMap<(ShardId, ViewNumber, NodeId), Sequence>,
+    /// The same, also of those who have left since: what was committed stays so.
+    said: BTreeMap<(ShardId, ViewNumber, NodeId), Sequence>,
     /// The newest view of what a node had that a shard went on without, by force.
     lost: BTreeMap<(NodeId, ShardId), ViewNumber>,
     /// Views of reads that were asked for, by connection, its end that asked, shard and id.
@@ -81,8 +83,10 @@ impl Witness {
                 for i in items {
                     self.may_answer(node, i.shard, i.view, "durable answer")?;
                     self.enter(node, i.shard, i.view);
-                    let known = self.durable.entry((i.shard, i.view, node)).or_default();
-                    *known = (*known).max(i.sequence);
+                    for of in [&mut self.durable, &mut self.said] {
+                        let known = of.entry((i.shard, i.view, node)).or_default();
+                        *known = (*known).max(i.sequence);
+                    }
                 }
             }
             Message::Leased(l) => self.may_answer(node, l.shard, l.view, "lease")?,
@@ -125,7 +129,7 @@ impl Witness {
 
     /// Whether a quorum has said that it is durable up to `sequence`; the head speaks for itself.
     fn holds(&self, v: &View, shard: ShardId, view: ViewNumber, sequence: Sequence, head: NodeId) -> bool {
-        let has = |m: &&NodeId| **m == head || self.durable.get(&(shard, view, **m)).is_some_and(|d| *d >= sequence);
+        let has = |m: &&NodeId| **m == head || self.said.get(&(shard, view, **m)).is_some_and(|d| *d >= sequence);
         v.members.iter().filter(has).count() >= v.quorum
     }
 
@@ -188,7 +192,9 @@ impl Witness {
 mod tests {
     use super::*;
     use freebs_format::Pin;
-    use freebs_format::wire::{DurableItem, FrameName, Given, Leased, ReadReply, ReadRequest, SealAnswer};
+    use freebs_format::wire::{
+        DurableItem, FrameName, Given, HeartbeatItem, Leased, ReadReply, ReadRequest, SealAnswer,
+    };
     use freebs_types::{BlockRange, Generation, Lba, Nanos, VolumeId};
 
     const NODE: NodeId = NodeId(2);
@@ -278,6 +284,22 @@ mod tests {
         let told = |w: &Witness, view| w.told_durable(NODE, SHARD, ViewNumber(view));
         assert_eq!((told(&w, 1), told(&w, 3)), (Sequence(0), Sequence(1)));
         assert_eq!(w.told_above(NODE, SHARD, ViewNumber(3)), None);
+    }
+
+    /// A head stood still, and its chain went on without it and the others, which have left meanwhile. It goes on, and says what
+    /// was committed before.
+    #[test]
+    fn what_was_committed_stays_so_when_members_leave() {
+        let mut w = Witness::default();
+        let members = vec![NodeId(1), NODE, NodeId(3)];
+        w.views.insert((SHARD, ViewNumber(2)), View { sequence: Sequence(1), quorum: 2, members });
+        let (view, committed) = (ViewNumber(2), Sequence(1));
+        let item = HeartbeatItem { shard: SHARD, view, last: committed, committed, keep: committed };
+        let told = Message::Heartbeat(vec![item]);
+        assert!(w.hear(NodeId(1), HERE, &told).is_err(), "nobody else has said so");
+        w.hear(NODE, HERE, &durable(2)).unwrap();
+        w.left(NODE, SHARD, ViewNumber(5));
+        w.hear(NodeId(1), HERE, &told).unwrap();
     }
 
     #[test]

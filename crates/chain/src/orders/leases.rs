@@ -229,6 +229,26 @@ fn who_has_missed_a_view_knows_nothing_of_its_leases() {
     }
 }
 
+/// Six members of which four answer became three, of which two do. A driver held leases of the four others, and none of the two
+/// that took the next view's frame knew of any: the next driver did not wait for them (L6).
+#[test]
+fn leases_of_a_view_whose_quorums_need_not_meet_are_reckoned_with() {
+    for (mutant, before, assumes) in [(None, 6, true), (Some(Mutant::QuorumsApart), 6, false), (None, 4, false)] {
+        let (mut s, mut c) = attached();
+        s.pass(5000);
+        s.mutant = mutant;
+        let members = |n| (1..=n).map(|n| Member { node: NodeId(n), start: StartNumber(1) }).collect::<Vec<_>>();
+        if let Some(v) = &mut s.r.view {
+            (v.body.members, v.body.quorum) = (members(before), before as u8 / 2 + 1);
+        }
+        let frame = c.open(2);
+        let body = ViewBody::decode(frame.head.body()).expect("just made");
+        assert_eq!((body.pred, body.quorum, body.members.len()), (ViewNumber(1), 2, 3));
+        s.play(|r, ctx| r.enter_view(ctx, &frame.head, body));
+        assert_eq!(s.r.is_leased(s.now), assumes, "{before} members before, {mutant:?}");
+    }
+}
+
 /// The attach frame was cut. The member knew the generation, and its log did not: after a restart it would have
 /// given leases to the older driver beside those that the newer one counted.
 #[test]

@@ -97,6 +97,25 @@ fn who_seals_nothing_is_fed_by_map_though_it_has_frames_of_the_active_view() {
     }
 }
 
+/// V12: node 3 had left the chain of the active view, and has all of the one before. Its answer was counted for the seal, and
+/// what nodes 1 and 2 had answered since could be sealed away.
+#[test]
+fn who_left_seals_nothing() {
+    for mutant in [None, Some(Mutant::LeftOnesSeal)] {
+        let (mut s, good) = opening();
+        s.mutant = mutant;
+        if let Some(crate::open::Phase::Sealing { opened, .. }) = s.r.head.as_mut().map(|h| &mut h.phase) {
+            opened.pred_members = [1, 2, 4, 5].map(NodeId).to_vec();
+            opened.pred_quorum = 3;
+        }
+        let wrong = mutant.is_some();
+        s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(3), good));
+        assert_eq!(s.r.last.view == ViewNumber(2), wrong);
+        s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
+        assert_eq!(s.r.last.view, ViewNumber(2), "two of those that are members are enough");
+    }
+}
+
 /// V8: after a rebuild of the control state nobody knows which start of a node that was not looked at is the newest. Its log
 /// is whole, and may be that of yesterday: an answered write that only the third member had would have been sealed away.
 #[test]

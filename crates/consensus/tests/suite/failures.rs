@@ -101,7 +101,7 @@ fn next(f: &mut Failures, s: &State, failed: &BTreeSet<NodeId>, from: u64) -> (u
     found.expect("something is decided")
 }
 
-fn open(s: &mut State, shard: ShardId, start: u64) {
+pub fn open(s: &mut State, shard: ShardId, start: u64) {
     let sh = s.shard(shard).unwrap();
     let (node, active, start) = (sh.head().unwrap(), sh.active, StartNumber(start));
     s.apply(Command::ProposeView { shard, active, node, start }).unwrap();

@@ -10,6 +10,7 @@ mod machine;
 mod note;
 mod orders;
 mod reach;
+mod returns;
 mod sim;
 mod slow;
 mod store;

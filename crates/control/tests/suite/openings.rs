@@ -505,9 +505,12 @@ impl World {
         let mut all: Vec<Command> = moves.chain(gone).collect();
         if self.bounds.shorter {
             let nodes: Vec<u64> = (1..=self.bounds.nodes).collect();
-            let failed = (1..nodes.len()).flat_map(|n| subsets(&nodes, n));
+            let failed = |least: usize| (least..nodes.len()).flat_map(|n| subsets(&nodes, n));
             let named = |of: Vec<u64>| of.into_iter().map(|n| (NodeId(n), start)).collect();
-            all.extend(failed.map(|of| Command::LeaveChains { failed: named(of), shards: vec![] }));
+            all.extend(failed(1).map(|of| Command::LeaveChains { failed: named(of), shards: vec![] }));
+            // By name also plans become longer again, and go on without those that come.
+            let shards = || vec![(SHARD, self.shard().active)];
+            all.extend(failed(0).map(|of| Command::LeaveChains { failed: named(of), shards: shards() }));
             all.push(Command::ExtendChains { away: vec![], waited: vec![] });
         }
         all
@@ -521,7 +524,7 @@ impl World {
             s.known,
             s.pending,
             s.highest,
-            (&s.members, &s.active_members, &s.joining, (&s.keepers, &s.away)),
+            (&s.members, &s.active_members, &s.joining, (&s.keepers, &s.away), s.opened_by),
         );
         let not_counted = (&s.learning, &s.unseen);
         let writes = (&self.with_write, &self.answered, self.orders);

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use freebs_control::api::{GatewayInfo, NodeInfo, Reply, Request, ShardStatus, VolumeState, VolumeStatus};
 use freebs_control::limits::SHARD_STATUS_PAGE_MAX;
 use freebs_control::timing::WATCH_MS;
-use freebs_control::{Command, ControlPlane, CreateVolume, State, Volume};
+use freebs_control::{Ack, Command, ControlPlane, CreateVolume, State, Volume};
 use freebs_types::{ClusterId, Error, ErrorKind, NodeId, Result, ShardId, StartNumber, VolumeId, limits};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -318,13 +318,27 @@ fn bare(state: &State, volume: &Volume) -> VolumeStatus {
 
 /// What whoever makes such a volume should know.
 fn notes(volume: &Volume) -> Vec<String> {
-    match (volume.copies, volume.min_copies) {
+    let (copies, least) = (volume.copies, volume.min_copies);
+    match (copies, least) {
         (1, _) => vec!["one copy: the volume is lost with its node's disk".into()],
         (2, 2) => vec![
             "two copies: the volume pauses while one of them is lost (--min-copies 1 lets it go on with one, \
              --copies 3 with two)"
                 .into(),
         ],
+        (2, 1) => vec![
+            "two copies, of which one is enough: while one is lost the volume goes on with the other alone, and if that is \
+             lost, too, before the first is back, so is what was written meanwhile"
+                .into(),
+        ],
+        _ if volume.ack == Ack::All && least < copies => vec![format!(
+            "ack all: a copy that is lost is done without after about a second, down to {least}; until it is back, what is \
+             written has fewer copies"
+        )],
+        _ if volume.ack == Ack::All => vec![format!(
+            "ack all with {copies} copies at least: the volume pauses while one of them is lost (--min-copies lets it go \
+             on with fewer)"
+        )],
         _ => Vec::new(),
     }
 }

@@ -123,7 +123,9 @@ pub(super) fn report(
         members.push(MemberReport { node: name(*node), version, pins, whole_from, reads_from_parent, state: member });
     }
     let usable = head_active && shard.active.0 > 0 && active >= volume.quorum(shard.members.len());
-    let verdict = match (usable, active == shard.members.len()) {
+    // A chain that is shorter than it is to be has fewer copies of what is written (V11).
+    let has_its_copies = shard.members.len() >= usize::from(volume.copies);
+    let verdict = match (usable, active == shard.members.len() && has_its_copies) {
         (true, true) => VolumeState::Ready,
         (true, false) => VolumeState::Degraded,
         (false, _) => VolumeState::Paused,
@@ -131,7 +133,7 @@ pub(super) fn report(
     let head = shard.head().map(name).unwrap_or_default();
     let id = volume.shard_id(shard.index).to_string();
     let names = |of: &[NodeId]| of.iter().map(|n| name(*n)).collect();
-    let (joining, keepers) = (names(&shard.joining), names(&shard.keepers));
+    let (joining, keepers, away) = (names(&shard.joining), names(&shard.keepers), names(&shard.away));
     let waits = shard.head().and_then(|n| replicas.get(&n).copied().flatten()?.waits.clone());
     let (forced, branch) = (shard.forced.is_some(), shard.branch);
     // All survivors that were named have to promise (V10).
@@ -140,7 +142,7 @@ pub(super) fn report(
     let waits_for = survivors.filter(|n| !can_promise(n)).map(|n| name(*n)).collect();
     let past = shard.head().and_then(|n| replicas.get(&n).copied().flatten()?.past);
     let view = shard.active;
-    (ShardReport { id, view, head, members, joining, keepers, waits, forced, waits_for, branch, past }, verdict)
+    (ShardReport { id, view, head, members, joining, keepers, away, waits, forced, waits_for, branch, past }, verdict)
 }
 
 fn volume_status(state: &State, volume: &Volume, answers: &BTreeMap<NodeId, Answer>, all: &Replicas) -> VolumeStatus {

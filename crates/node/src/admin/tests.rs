@@ -11,7 +11,7 @@ use freebs_control::api::{
     GatewayInfo, MemberState, Reply, Request, ShardDigest, ShardStatus, Status, Verification, VolumeState,
 };
 use freebs_control::audit::{AuditGo, AuditOf, AuditState};
-use freebs_control::{Command, ControlPlane, CreateVolume, Outcome, State};
+use freebs_control::{Ack, Command, ControlPlane, CreateVolume, Outcome, State};
 use freebs_format::wire::{Hello, Message, Role};
 use freebs_types::{
     ClusterId, Error, ErrorKind, Generation, Hash32, NodeId, Result, Sequence, ShardId, StartNumber, Version,
@@ -240,6 +240,20 @@ async fn any_node_takes_commands_and_all_see_them() {
     let two = CreateVolume { copies: Some(2), ..create("two") };
     let Reply::Volume { notes, .. } = ask(&nodes[1], Request::VolumeCreate(two)).await.unwrap() else { panic!() };
     assert!(notes[0].contains("pauses while one of them is lost"));
+    let of = |name: &str, copies, min, ack| CreateVolume {
+        copies: Some(copies),
+        min_copies: Some(min),
+        ack,
+        ..create(name)
+    };
+    for (new, told) in [
+        (of("alone", 2, 1, Ack::Majority), "goes on with the other alone"),
+        (of("all", 3, 2, Ack::All), "done without after about a second, down to 2"),
+        (of("always", 3, 3, Ack::All), "pauses while one of them is lost"),
+    ] {
+        let Reply::Volume { notes, .. } = ask(&nodes[1], Request::VolumeCreate(new)).await.unwrap() else { panic!() };
+        assert!(notes.len() == 1 && notes[0].contains(told), "{notes:?}");
+    }
     ask(&nodes[1], Request::VolumeResize { name: "v0".into(), size: 2 << 30 }).await.unwrap();
     ask(&nodes[2], Request::VolumeDelete { name: "v1".into(), force: false, with_snapshots: false }).await.unwrap();
     let e = ask(&nodes[0], Request::VolumeShow { name: "v1".into() }).await.unwrap_err();

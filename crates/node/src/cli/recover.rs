@@ -279,6 +279,7 @@ mod tests {
                 members: vec![],
                 joining: vec![],
                 keepers: vec![],
+                away: vec![],
                 waits: None,
                 forced: false,
                 waits_for: vec![],

@@ -87,7 +87,8 @@ impl Created {
             return Err(unexpected());
         };
         if !no_wait {
-            volume = wait_until(client, volume, |v| v.state == VolumeState::Ready).await;
+            let is_clone = matches!(request, Request::VolumeClone { .. });
+            volume = wait_until(client, volume, |v| has_begun(v, is_clone)).await;
         }
         Ok(Self { volume, notes })
     }
@@ -104,6 +105,12 @@ impl Created {
         }
         text
     }
+}
+
+/// True if a volume that was made is as it is to be. A clone of a chain that became shorter begins with as few members.
+fn has_begun(v: &VolumeStatus, is_clone: bool) -> bool {
+    let are_active = || v.shards.iter().flat_map(|s| &s.members).all(|m| m.state == MemberState::Active);
+    v.state == VolumeState::Ready || (is_clone && v.state == VolumeState::Degraded && are_active())
 }
 
 async fn create(client: &Client, args: CreateArgs, output: &Output) -> Result<ExitCode> {
@@ -142,8 +149,7 @@ async fn clone(client: &Client, args: CloneArgs, output: &Output) -> Result<Exit
     let created = Created::by(client, &request, args.no_wait).await;
     if is_for_this {
         // All that a clone has begun with stays. If it has not begun, the snapshot does, too.
-        let has_begun = created.as_ref().is_ok_and(|c| c.volume.state == VolumeState::Ready);
-        if has_begun || created.is_err() {
+        if created.as_ref().map_or(true, |c| has_begun(&c.volume, true)) {
             snapshot::delete_one(client, &volume, &snapshot).await?;
         }
     }
@@ -327,6 +333,13 @@ fn details(v: &VolumeStatus) -> String {
         if let Some(waits) = &s.waits {
             text.push_str(&format!("shard {}: {waits}\n", s.id));
         }
+        let left = s.away.iter().filter(|n| s.members.iter().all(|m| m.node != **n));
+        for node in left {
+            text.push_str(&format!(
+                "shard {}: {node} is out of the chain, and keeps what it has, which may not be all; it is the first to come back\n",
+                s.id
+            ));
+        }
         if s.past.is_some_and(|p| p.is_short) {
             text.push_str(&format!("shard {}: {}\n", s.id, history::SHORT));
         }
@@ -400,7 +413,7 @@ mod tests {
     use freebs_types::{Sequence, ViewNumber};
 
     /// A volume of two shards with these members, heads first.
-    fn volume(shards: [[(&str, MemberState); 3]; 2]) -> VolumeStatus {
+    fn volume<const N: usize>(shards: [[(&str, MemberState); N]; 2]) -> VolumeStatus {
         let mut state = State::new(freebs_types::ClusterId([1; 16]));
         let node = freebs_control::Command::RegisterNode {
             node: freebs_types::NodeId(1),
@@ -414,7 +427,7 @@ mod tests {
         state.apply(freebs_control::Command::CreateVolume(new)).expect("a volume");
         let volume = state.volumes().next().expect("it was just made").clone();
         assert_eq!(volume.ack, Ack::Majority);
-        let report = |(index, members): (usize, [(&str, MemberState); 3])| ShardReport {
+        let report = |(index, members): (usize, [(&str, MemberState); N])| ShardReport {
             id: format!("1.{index}"),
             view: ViewNumber(3),
             head: members[0].0.into(),
@@ -430,6 +443,7 @@ mod tests {
                 .into(),
             joining: vec![],
             keepers: vec![],
+            away: vec![],
             waits: None,
             forced: false,
             waits_for: vec![],
@@ -492,5 +506,16 @@ mod tests {
         assert!(leads(&v, "a", None) && is_settled(&v));
         let v = volume([[("b", Down), ("a", Active), ("c", Active)], [("b", Down), ("a", Active), ("c", Active)]]);
         assert!(!leads(&v, "b", None));
+    }
+
+    /// A clone whose member was only late lost the snapshot that it was to begin with.
+    #[test]
+    fn a_clone_has_begun_when_all_that_are_its_members_are_active() {
+        use MemberState::{Active, Down, Opening};
+        let short = volume([[("a", Active), ("b", Active)]; 2]);
+        assert!(has_begun(&short, true) && !has_begun(&short, false));
+        for state in [Down, Opening] {
+            assert!(!has_begun(&volume([[("a", Active), ("b", state)]; 2]), true), "{state:?}");
+        }
     }
 }

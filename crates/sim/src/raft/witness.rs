@@ -92,7 +92,13 @@ fn hash(bytes: &[u8]) -> u64 {
 
 /// True if only leaders give this command.
 fn is_leaders(command: &Command) -> bool {
-    matches!(command, Command::FailOver { .. } | Command::ReplaceMembers { .. } | Command::ExtendChains { .. })
+    matches!(
+        command,
+        Command::FailOver { .. }
+            | Command::ReplaceMembers { .. }
+            | Command::ExtendChains { .. }
+            | Command::LeaveChains { .. }
+    )
 }
 
 impl Seats {
@@ -120,6 +126,7 @@ impl Seats {
             Some(Command::FailOver { .. }) => self.world.count("heads of failed nodes replaced"),
             Some(Command::ReplaceMembers { .. }) => self.world.count("members of nodes that are gone replaced"),
             Some(Command::ExtendChains { .. }) => self.world.count("short chains extended"),
+            Some(Command::LeaveChains { .. }) => self.world.count("chains made shorter"),
             _ => {}
         }
         if let Some(control) = self.control.upgrade() {

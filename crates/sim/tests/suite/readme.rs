@@ -27,7 +27,7 @@ const HUNTS: [(&str, &str); 3] = [
 
 /// Mutants that no seed is recorded for, and the test that notices each: crate, mutant, file below `crates`, and name.
 /// Why the simulator has no run that shows those of chain, driver and control, `freebs_sim::mutants` and `mutants.rs` say.
-const STORIES: [(&str, &str, &str, &str); 61] = [
+const STORIES: [(&str, &str, &str, &str); 64] = [
     ("chain", "RequestsOfAnyone", "chain/src/orders.rs", "requests_of_others_are_refused"),
     ("chain", "FloorIgnored", "chain/src/orders/rules.rs", "a_read_above_what_is_durable_is_refused"),
     ("chain", "ShortChainsOrder", "chain/src/orders/rules.rs", "a_chain_that_is_too_short_orders_no_write"),
@@ -64,6 +64,13 @@ const STORIES: [(&str, &str, &str, &str); 61] = [
         "chain/src/orders/leases.rs",
         "who_has_missed_a_view_knows_nothing_of_its_leases",
     ),
+    (
+        "chain",
+        "QuorumsApart",
+        "chain/src/orders/leases.rs",
+        "leases_of_a_view_whose_quorums_need_not_meet_are_reckoned_with",
+    ),
+    ("chain", "LeftOnesSeal", "chain/src/orders/seals.rs", "who_left_seals_nothing"),
     (
         "chain",
         "PlansStopOrders",
@@ -110,6 +117,7 @@ const STORIES: [(&str, &str, &str, &str); 61] = [
     ("control", "LeastIsOwn", "control/tests/suite/rebuild.rs", "a_later_chain_may_be_shorter"),
     ("control", "OldViewsReport", "control/tests/suite/snapshots.rs", "each_rule_of_the_cuts_is_needed"),
     ("control", "SnapshotsOutliveViews", "control/tests/suite/snapshots.rs", "each_rule_of_the_cuts_is_needed"),
+    ("consensus", "BackAtOnce", "consensus/tests/suite/returns.rs", "who_fails_often_comes_back_later_each_time"),
     ("consensus", "DamageIsATornTail", "consensus/tests/suite/store.rs", "damage_is_never_a_shorter_log"),
     ("lsvd", "TrimsUntold", "lsvd/tests/suite/rules.rs", "rules_that_are_left_out_are_caught"),
     ("lsvd", "PinsForgotten", "lsvd/tests/suite/history.rs", "pins_that_do_not_hold_are_caught"),

@@ -166,6 +166,7 @@ impl Oracle {
                         | Command::ReplaceHead { .. }
                         | Command::ReplaceMembers { .. }
                         | Command::ExtendChains { .. }
+                        | Command::LeaveChains { .. }
                 );
                 if is_leaders {
                     self.wrong.push(format!("{from} does not lead and decides (L5): {command:?}"));

@@ -12,4 +12,5 @@ mod nodes;
 mod plane;
 mod prober;
 mod rig;
+mod shorter;
 mod two_away;
