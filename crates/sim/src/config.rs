@@ -144,6 +144,8 @@ pub struct Config {
     pub gone: Nanos,
     /// Clocks of hosts run too fast or too slow by up to the bound that leases count on.
     pub clocks_drift: bool,
+    /// Memory for maps is short: these and their history are in runs.
+    pub has_small_maps: bool,
     /// The parts that were left out.
     pub less: Less,
 }
@@ -272,6 +274,7 @@ impl Config {
             restart_max: Nanos::from_millis(restart_max),
             gone: Nanos(u64::MAX),
             clocks_drift: Rng::fork(seed, 11).chance(0.5),
+            has_small_maps: Rng::fork(seed, 41).chance(0.25),
             less: Less::default(),
         }
     }
