@@ -680,12 +680,18 @@ impl IndexEntry {
 pub const PAGE_BYTES: usize = 4096;
 /// Bytes of a page behind its header.
 pub const PAGE_BODY_BYTES: usize = PAGE_BYTES - size_of::<PageHeader>();
-/// Kinds of pages.
+/// Kind of pages with entries of a run.
 pub const PAGE_ENTRIES: u16 = 1;
-/// Pages of entries of a run.
+/// Kind of pages with fences of a run: one for each page of entries.
 pub const PAGE_FENCES: u16 = 2;
-/// Pages of fences of a run: one entry per page of entries.
+/// Kind of pages with a part of a manifest.
 pub const PAGE_MANIFEST: u16 = 3;
+/// Kind of pages with superseded extents: those of a run of history.
+pub const PAGE_LAYERS: u16 = 4;
+/// Kind of pages with fences of a run of history.
+pub const PAGE_LAYER_FENCES: u16 = 5;
+/// Kind of pages with counts of a run of history.
+pub const PAGE_TALLIES: u16 = 6;
 
 /// What each page of a map segment begins with.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -695,7 +701,7 @@ pub struct PageHeader {
     pub magic: [u8; 4],
     /// Always 2.
     pub version: U16,
-    /// 1 entries of a run, 2 fences of a run, 3 part of a manifest.
+    /// One of the kinds of pages, `PAGE_ENTRIES` to `PAGE_TALLIES`.
     pub kind: U16,
     /// Identity of the device.
     pub device: [u8; 16],
@@ -721,7 +727,7 @@ const _: () = assert!(size_of::<PageHeader>() == 64);
 pub struct PageName {
     /// The device that the page lies on.
     pub device: DeviceId,
-    /// `PAGE_ENTRIES`, `PAGE_FENCES` or `PAGE_MANIFEST`.
+    /// One of the kinds of pages, `PAGE_ENTRIES` to `PAGE_TALLIES`.
     pub kind: u16,
     /// Number of the run or manifest.
     pub run: u64,

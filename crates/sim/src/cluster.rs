@@ -172,6 +172,7 @@ impl Cluster {
             has_keys: config.has_keys,
             mutant: mutants.chain,
             drift: config.clocks_drift.then_some(seed),
+            has_small_maps: config.has_small_maps,
         };
         let nodes = make_nodes(&config, &shared).await?;
         let volumes = make_volumes(&config, &control, &oracle)?;

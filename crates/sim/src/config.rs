@@ -148,6 +148,8 @@ pub struct Config {
     pub clocks_drift: bool,
     /// Nodes do nothing worse than die, or stand still: clients get their answers soon where enough of them are up.
     pub is_watched: bool,
+    /// Memory for maps is short: these and their history are in runs.
+    pub has_small_maps: bool,
     /// The parts that were left out.
     pub less: Less,
 }
@@ -284,6 +286,7 @@ impl Config {
             gone: Nanos(u64::MAX),
             clocks_drift: Rng::fork(seed, 11).chance(0.5),
             is_watched: false,
+            has_small_maps: Rng::fork(seed, 41).chance(0.25),
             less: Less::default(),
         }
     }

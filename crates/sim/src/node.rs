@@ -29,6 +29,8 @@ use tokio::task::LocalSet;
 
 /// Messages that a process takes in one go, as a socket's buffer would give them.
 const MESSAGES_AT_ONCE: usize = 64;
+/// Short memory for maps: some dozens of entries in force, and of superseded ones.
+const SMALL_MAP_BYTES: usize = 64 << 10;
 /// A second's share of the scrub: small logs are read several times in a run.
 const SCRUB_BYTES: u64 = 1 << 20;
 
@@ -47,9 +49,16 @@ pub struct Shared {
     pub mutant: Option<Mutant>,
     /// Where the rates of clocks come from; `None`: all run alike.
     pub drift: Option<u64>,
+    pub has_small_maps: bool,
 }
 
 impl Shared {
+    /// The options of a node's log engine.
+    fn options(&self) -> Options {
+        let options = Options::of_workers(1);
+        if self.has_small_maps { Options { map_bytes: SMALL_MAP_BYTES, ..options } } else { options }
+    }
+
     /// The rate of the clock of the host with this number.
     #[must_use]
     pub fn rate(&self, host: u64) -> Rate {
@@ -466,7 +475,7 @@ impl Life {
             let number = numbered.insert(self.plane.number(node.id, came_with).await?);
             Ok(number.start())
         };
-        let (engine, report) = Engine::open_as(node.disk.open(), &expect, Options::of_workers(1), admit).await?;
+        let (engine, report) = Engine::open_as(node.disk.open(), &expect, shared.options(), admit).await?;
         let begun = numbered.map(Numbered::written).ok_or_else(|| Error::bug("a log was opened without a number"))?;
         shared.world.say(|| format!("node {}: {report:?}", node.id));
         if !report.damage.is_empty() && !node.damaged.get() {

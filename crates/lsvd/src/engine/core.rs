@@ -359,6 +359,8 @@ impl Core {
                     forks.lose(id, doubted);
                     if let Some(shard) = shards.remove(&id) {
                         maps.slots.remove(&shard.slot);
+                        // Its part of the runs of history is nobody's.
+                        segs.prune |= shard.history.below.is_any();
                         shard.forget(at.segment, segs);
                     } else {
                         segs.forget(id, at.segment);

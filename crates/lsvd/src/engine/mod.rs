@@ -26,6 +26,9 @@ use crate::log::guard::Ways;
 use crate::log::join::join_all;
 use crate::log::lost::LostAppends;
 use crate::log::{openings, superblock};
+use crate::shard::Shard;
+use crate::shard::history::is_of_times;
+use crate::shard::history::table::Table;
 use crate::{
     CleanOptions, Counters, Durable, Event, EventKind, Expect, FrameName, Listener, OpenReport, Options, Record,
     RuleMutant, Shape, ShardState, Space,
@@ -277,7 +280,7 @@ impl<D: Device> Engine<D> {
     pub fn committed(&self, shard: ShardId, to: Sequence) {
         let mut core = self.inner.core.borrow_mut();
         let is_short = core.short_of_space();
-        let Core { shards, segs, .. } = &mut *core;
+        let Core { shards, segs, maps, .. } = &mut *core;
         if let Some(s) = shards.get_mut(&shard) {
             s.hear_committed(to, segs);
             if is_short {
@@ -287,7 +290,7 @@ impl<D: Device> Engine<D> {
             if !segs.candidates.is_empty() {
                 self.inner.work.notify_one();
             }
-            if segs.prune {
+            if segs.prune || segs.past_grown() > maps.past_bytes {
                 self.inner.map_wake.notify_one();
             }
         }
@@ -551,6 +554,7 @@ impl<D: Device> Engine<D> {
         if core.segs.prune
             || core.maps.grown >= core.maps.table_limit()
             || core.maps.since >= core.maps.checkpoint_bytes
+            || core.segs.past_grown() > core.maps.past_bytes
         {
             core.map_wake.notify_one();
         }
@@ -714,6 +718,43 @@ impl<D: Device> Engine<D> {
         assert_eq!(core.segs.used().count() as u32, core.segs.used_count);
     }
 
+    /// Superseded extents of a shard that are in memory; for tests.
+    #[doc(hidden)]
+    pub fn past_in_memory(&self, shard: ShardId) -> u64 {
+        self.inner.core.borrow().shards.get(&shard).map_or(0, |s| s.history.memory.len())
+    }
+
+    /// From now on history stays in memory, as if there were no room for its runs; for tests.
+    #[doc(hidden)]
+    pub fn refuse_past(&self) {
+        let past = &mut self.inner.core.borrow_mut().maps.past;
+        (past.is_stuck, past.is_refused) = (true, true);
+    }
+
+    /// Pages of all runs of history; for tests.
+    #[doc(hidden)]
+    pub fn past_pages(&self) -> u64 {
+        self.inner.core.borrow().maps.past.runs().map(|r| u64::from(r.places.pages)).sum()
+    }
+
+    /// Holds all that a kept version sees, and that something newer covers, against what counts as live; for tests.
+    #[doc(hidden)]
+    pub async fn check_past(&self) -> Result<()> {
+        let shards: Vec<ShardId> = self.inner.core.borrow().shards.keys().copied().collect();
+        for id in shards {
+            let mut at = 0;
+            while let Some(start) = self.io().next_own_entry(id, at).await?.filter(|a| !is_of_times(*a)) {
+                at = start + 64;
+                let check = |_: &Core, s: &Shard, layers: Table| {
+                    layers.iter().for_each(|(a, l)| s.check_layer(a, l));
+                    Ok(())
+                };
+                self.io().with_layers(id, (start, at), check).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// As `check_counts`, and holds what the maps name against it; for tests.
     #[doc(hidden)]
     pub fn check(&self) {
@@ -731,7 +772,7 @@ impl<D: Device> Engine<D> {
                 named.extend((first..first + count).map(|i| (s.id, chunk, i)));
             });
         }
-        if core.maps.nothing_below() {
+        if core.maps.nothing_below() && core.maps.past.is_empty() {
             assert_eq!(core.segs.live_blocks, named.len() as u64, "every live block is named by something");
         }
     }

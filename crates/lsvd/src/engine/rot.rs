@@ -302,7 +302,7 @@ impl Core {
 
     /// Forgets what was told of places that are gone.
     pub fn forget_told(&mut self) {
-        let levels: BTreeSet<u64> = self.maps.levels().iter().map(|r| r.number).collect();
+        let levels: BTreeSet<u64> = self.maps.asked().iter().map(|r| r.number).collect();
         let mut told = std::mem::take(&mut self.rot.told);
         told.retain(|place| match place {
             Place::Superblock => true,

@@ -180,6 +180,8 @@ pub(crate) struct Segments {
     pub used_count: u32,
     /// Segments that hold pages of the map.
     pub map_count: u32,
+    /// About the bytes that history in memory has grown by since it was last measured.
+    past_grown: usize,
     /// Some shard gave up a version that it kept: what was live for it alone is to be found.
     pub prune: bool,
     /// Rises when more segments may be worth cleaning than before.
@@ -193,6 +195,20 @@ pub(crate) struct Segments {
 }
 
 impl Segments {
+    /// History in memory takes so many bytes more, about.
+    pub fn past_grows(&mut self, bytes: usize) {
+        self.past_grown += bytes;
+    }
+
+    pub fn past_grown(&self) -> usize {
+        self.past_grown
+    }
+
+    /// History in memory was measured.
+    pub fn set_past_grown(&mut self, bytes: usize) {
+        self.past_grown = bytes;
+    }
+
     /// Whether a test leaves a rule out.
     pub fn leaves_out(&self, rule: RuleMutant) -> bool {
         self.mutant == Some(rule)

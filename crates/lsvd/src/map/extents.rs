@@ -78,6 +78,24 @@ impl Extent {
     }
 }
 
+/// A superseded extent: it was in force from its own version up to, but without, `to`.
+#[derive(Clone, Debug)]
+pub(crate) struct Layer {
+    pub e: Extent,
+    pub to: Version,
+    /// It was met in a level of the map, which may name an older record of a trim or zero than the last one.
+    pub found: bool,
+    /// While levels are merged: the one that it comes from, 0 the lowest. Else 0.
+    pub level: u16,
+}
+
+impl Layer {
+    /// The piece of `len` blocks after the first `skip`.
+    pub fn piece(&self, skip: u32, len: u32) -> Self {
+        Self { e: self.e.piece(skip, len), ..*self }
+    }
+}
+
 /// What an insertion did; the caller keeps one for reuse.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {

@@ -13,6 +13,7 @@
 use crate::Options;
 use crate::map::cache::{Cache, PageKey};
 use crate::map::extents::{ENTRY_BYTES, Extent, ExtentMap, Outcome};
+use crate::map::past::PastRuns;
 use crate::map::run::{Place, Run};
 use bytes::Bytes;
 use freebs_format::disk::PAGE_BYTES;
@@ -40,6 +41,8 @@ pub(crate) struct Maps {
     /// Newest first.
     pub young: VecDeque<Rc<Run>>,
     pub old: Option<Rc<Run>>,
+    /// Runs of history, which lookups of older versions ask besides.
+    pub past: PastRuns,
     pub cache: Cache,
     pub next_run: u64,
     /// The shard of each slot. A shard that is made anew gets a new slot, so entries of the one before are no one's.
@@ -49,7 +52,9 @@ pub(crate) struct Maps {
     pub grown: usize,
     /// Bytes of the memory tables at which they are written out.
     pub table_bytes: usize,
-    /// Bytes of history, which lies in memory besides, at which retention windows are made shorter.
+    /// Bytes of history in memory at which it is written out.
+    pub past_bytes: usize,
+    /// Bytes of it at which, if it can't be written, retention windows are made shorter.
     pub history_bytes: usize,
     /// The whole map of every shard is in memory; runs are there for recovery only.
     pub resident: bool,
@@ -97,15 +102,17 @@ impl Maps {
         Self {
             young: VecDeque::new(),
             old: None,
+            past: PastRuns::default(),
             cache: Cache::new(bytes / 4 / PAGE_BYTES),
             next_run: 1,
             slots: BTreeMap::new(),
             next_slot: 1,
             grown: 0,
-            table_bytes: bytes / 16 * 7,
+            table_bytes: bytes / 16 * 6,
+            past_bytes: bytes / 16,
             history_bytes: bytes / 2,
             resident: true,
-            resident_bytes: bytes / 4 * 3,
+            resident_bytes: bytes / 16 * 11,
             bounded: options != Options::UNBOUNDED,
             segments: BTreeSet::new(),
             open: None,
@@ -131,6 +138,13 @@ impl Maps {
     /// Runs from the newest to the oldest.
     pub fn runs(&self) -> impl Iterator<Item = &Rc<Run>> {
         self.young.iter().chain(&self.old)
+    }
+
+    /// The runs of which lookups may ask for pages: of entries in force, and of history.
+    pub fn asked(&self) -> Vec<Rc<Run>> {
+        let mut all = self.levels();
+        all.extend(self.past.runs().cloned());
+        all
     }
 
     /// The runs that lookups must ask.
@@ -186,7 +200,7 @@ pub(crate) type Pages = BTreeMap<PageKey, Bytes>;
 pub(crate) type Missing = Vec<(Rc<Run>, u32)>;
 
 impl Maps {
-    fn page(&mut self, run: &Rc<Run>, page: u32, have: &Pages, missing: &mut Missing) -> Option<Bytes> {
+    pub(super) fn page(&mut self, run: &Rc<Run>, page: u32, have: &Pages, missing: &mut Missing) -> Option<Bytes> {
         let key = (run.number, page);
         let found = have.get(&key).cloned().or_else(|| self.cache.get(key));
         if found.is_none() && !missing.iter().any(|(r, p)| r.number == run.number && *p == page) {
@@ -291,7 +305,7 @@ impl Maps {
     ) -> Result<(Option<u32>, Missing)> {
         let (mut missing, mut best) = (Missing::new(), None::<u32>);
         for run in runs {
-            let found = match &run.members {
+            let found = match run.members() {
                 Some(m) => m.next(slot, at),
                 None => {
                     let page = run.page_of(slot, at);
@@ -313,7 +327,7 @@ impl Maps {
 }
 
 /// The parts of a range that a view has no entry for.
-fn gaps(view: &ExtentMap, start: u32, end: u32) -> Vec<(u32, u32)> {
+pub(crate) fn gaps(view: &ExtentMap, start: u32, end: u32) -> Vec<(u32, u32)> {
     let (mut out, mut at) = (Vec::new(), start);
     for (a, _, _, len) in view.range(start, end) {
         if a > at {

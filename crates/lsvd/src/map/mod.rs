@@ -4,4 +4,6 @@ pub mod cache;
 pub mod extents;
 pub mod levels;
 pub mod page;
+pub mod past;
 pub mod run;
+pub mod tally;

@@ -3,12 +3,17 @@
 //! Invariants: pages hold entries in order of (slot, address), none overlapping; `fences` has the first key of each,
 //! so one page at most can hold the entry over a given block. `members` (young runs) says exactly which blocks have
 //! an entry, so that a lookup reads a page only where it finds one.
+//!
+//! A run of history has superseded extents instead: cells in order of (slot, address), none overlapping, and of each the
+//! layers in order of (version, sequence), through as many pages as it takes. `begun` says of each page which version it goes
+//! on with if its first cell began on a page before it.
 
 use super::page::{PageReader, key};
-use crate::map::extents::Extent;
+use super::tally::Tallies;
+use crate::map::extents::{Extent, Layer};
 use bytes::Bytes;
-use freebs_format::disk::{PAGE_ENTRIES, PageHeader, PageName};
-use freebs_types::{DeviceId, Result};
+use freebs_format::disk::{PAGE_ENTRIES, PAGE_LAYERS, PageHeader, PageName};
+use freebs_types::{DeviceId, Error, Result, Version};
 
 /// Pages one behind the other in a map segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,11 +107,39 @@ pub(crate) struct Run {
     pub number: u64,
     pub places: Places,
     pub fences: Vec<u64>,
-    pub members: Option<Members>,
+    /// The part that only some kinds of runs have.
+    pub beside: Beside,
     pub entries: u64,
 }
 
+/// The part of a run that only its kind has.
+#[derive(Debug, Default)]
+pub(crate) enum Beside {
+    /// The old run of the map has nothing.
+    #[default]
+    Nothing,
+    /// A young run of the map knows its blocks.
+    Members(Members),
+    Past(PastRun),
+}
+
+/// Of a run of history: by page, the version of its first layer if its cell began before it, else 0; and its counts.
+#[derive(Debug, Default)]
+pub(crate) struct PastRun {
+    pub begun: Vec<u64>,
+    pub tallies: Tallies,
+}
+
 impl Run {
+    pub fn members(&self) -> Option<&Members> {
+        if let Beside::Members(m) = &self.beside { Some(m) } else { None }
+    }
+
+    /// The versions of fences, and the counts, of a run of history; `None` of a run of the map.
+    pub fn past(&self) -> Option<&PastRun> {
+        if let Beside::Past(p) = &self.beside { Some(p) } else { None }
+    }
+
     /// The page that may hold the entry over a block.
     pub fn page_of(&self, slot: u32, at: u32) -> u32 {
         (self.fences.partition_point(|f| *f <= key(slot, at)) as u32).saturating_sub(1)
@@ -120,11 +153,61 @@ impl Run {
 
     /// Whether some block of a range may have an entry.
     pub fn may_have(&self, slot: u32, start: u32, end: u32) -> bool {
-        self.members.as_ref().is_none_or(|m| m.next(slot, start).is_some_and(|a| a < end))
+        self.members().is_none_or(|m| m.next(slot, start).is_some_and(|a| a < end))
     }
 
     pub fn name(&self, device: DeviceId, page: u32) -> PageName {
-        PageName { device, kind: PAGE_ENTRIES, run: self.number, page }
+        let kind = if self.past().is_some() { PAGE_LAYERS } else { PAGE_ENTRIES };
+        PageName { device, kind, run: self.number, page }
+    }
+
+    /// The pages of a run of history that may hold layers of a range; up to a version, if one is given, of each cell as few as
+    /// are needed to find the newest one.
+    pub fn past_pages(&self, slot: u32, start: u32, end: u32, upto: Option<Version>) -> impl Iterator<Item = u32> {
+        let begun = self.past().map_or(&[][..], |p| &p.begun);
+        let first = self.fences.get(self.page_of(slot, start) as usize).copied().unwrap_or_default();
+        let mut from = self.fences.partition_point(|f| *f < first);
+        if begun.get(from).is_some_and(|v| *v > 0) {
+            from -= 1;
+        }
+        let to = self.fences.partition_point(|f| *f < key(slot, end));
+        let is_wanted = move |page: &usize| {
+            let (Some(upto), Some(next)) = (upto, begun.get(page + 1).filter(|v| **v > 0)) else { return true };
+            // If both pages begin with the same cell, and the next one goes on with it, all of this page is of that cell.
+            let is_of_one = self.fences[*page] == self.fences[page + 1];
+            !is_of_one || (begun[*page] <= upto.0 && *next > upto.0)
+        };
+        (from..to).filter(is_wanted).map(|p| p as u32)
+    }
+
+    /// Calls `each` for the layers of a page of history.
+    pub fn layers_of(
+        &self,
+        device: DeviceId,
+        page: u32,
+        bytes: &Bytes,
+        mut each: impl FnMut(u32, u32, Layer),
+    ) -> Result<()> {
+        let (count, body) = PageHeader::open(bytes, self.name(device, page))?;
+        let mut layers = PageReader::of_layers(body, count);
+        let mut fence = self.fence(page);
+        while let Some(l) = layers.next_layer() {
+            let (slot, start, l) = l?;
+            if let Some((first, begun)) = fence.take()
+                && (first != key(slot, start) || (begun > 0 && begun != l.e.version.0))
+            {
+                return Err(Error::corrupt("page of history with another fence"));
+            }
+            each(slot, start, l);
+        }
+        if count == 0 { Err(Error::corrupt("page of history without a layer")) } else { Ok(()) }
+    }
+
+    /// The first cell of a page of history, and the version with which it goes on there, if it does; `None` if nothing is known
+    /// of the pages.
+    fn fence(&self, page: u32) -> Option<(u64, u64)> {
+        let begun = self.past()?.begun.get(page as usize)?;
+        Some((*self.fences.get(page as usize)?, *begun))
     }
 
     /// Calls `each` for the entries of a page.

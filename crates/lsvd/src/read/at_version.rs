@@ -3,6 +3,7 @@
 use crate::engine::Engine;
 use crate::engine::core::Core;
 use crate::engine::maps::look::Which;
+use crate::map::tally::Count;
 use crate::shard::history::Hints;
 use crate::{HistoryState, KeptState, Piece, ReadOut};
 use freebs_format::Pin;
@@ -17,12 +18,14 @@ impl<D: Device> Engine<D> {
         let core = self.inner.core.borrow();
         let s = core.shard(shard)?;
         let kept = s.kept();
+        // Layers in runs of a shard that keeps nothing are free.
+        let below = if s.history.is_off() { Count::default() } else { core.maps.past.of(s.slot) };
         Ok(HistoryState {
             pins: kept.list(),
             retain: kept.retain,
             whole_from: s.history.whole_from,
-            extents: s.history.table.len() as u64,
-            bytes: s.history.table.blocks() * BLOCK as u64,
+            extents: s.history.memory.len() + below.layers,
+            bytes: (s.history.memory.blocks() + below.blocks) * BLOCK as u64,
         })
     }
 
@@ -45,7 +48,8 @@ impl<D: Device> Engine<D> {
         let s = core.shard(shard)?;
         let Some(first) = s.kept().retain else { return Ok(None) };
         let by_versions = Version((s.tip.version.0 + 1).saturating_sub(versions.max(1)));
-        let by_bytes = s.history.table.retain_for(bytes / BLOCK as u64).unwrap_or_default();
+        let blocks = bytes / BLOCK as u64;
+        let by_bytes = s.history.memory.retain_for(blocks, s.slot, &core.maps.past).unwrap_or_default();
         let from = by_versions.max(by_bytes).min(s.tip.version);
         Ok(Some(from).filter(|v| *v > first))
     }
@@ -107,7 +111,7 @@ impl Core {
     /// Drops history that nobody needs any more, a part at a time; whether there is more of it.
     pub fn prune_some(&mut self) -> bool {
         let Self { shards, segs, .. } = self;
-        let waits = |s: &&mut crate::shard::Shard| s.history.prune_at.is_some();
+        let waits = |s: &&mut crate::shard::Shard| s.history.is_pruned();
         let Some(s) = shards.values_mut().find(waits).filter(|_| segs.prune) else {
             segs.prune = false;
             return false;

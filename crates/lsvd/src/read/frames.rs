@@ -11,11 +11,12 @@ use crate::log::join::yield_now;
 use crate::log::scan::Window;
 use crate::log::segments::ReadGuard;
 use crate::log::whole::repeated_head;
+use crate::map::extents::Layer;
 use crate::map::extents::{Extent, ExtentMap};
 use crate::read::blocks::Plan;
 use crate::shard::Shard;
 use crate::shard::frames::FramePlace;
-use crate::shard::history::table::{Layer, LayerName, Table};
+use crate::shard::history::table::{LayerName, Table};
 use crate::shard::history::{LAST, Reading, is_of_times};
 use crate::shard::unfit::{ENTRIES_WINDOW, TIMES_WINDOW};
 use crate::{CARRY_ENTRIES_MAX, Digest, FrameName, MapPlace, RuleMutant};
@@ -297,7 +298,7 @@ impl<D: Device> Engine<D> {
             let keeps = self.inner.core.borrow().shard(shard)?.keeps_history();
             if asked.past.is_some() && keeps && !is_of_times(start) {
                 end = end.min(start + g.max_blocks);
-                end = self.inner.core.borrow().shard(shard)?.history.table.end_of(start, end, CARRY_ENTRIES_MAX);
+                end = self.inner.core.borrow().past_end(shard, start, end, CARRY_ENTRIES_MAX)?;
                 let resumed = Some(from).filter(|f| start == f.lba.0 && f.blocks > 0);
                 // Blocks that the last piece did not look at begin with their first entry.
                 end = resumed.map_or(end, |f| end.min(start.saturating_add(f.blocks)));
@@ -307,7 +308,9 @@ impl<D: Device> Engine<D> {
                 let step = |core: &Core, s: &Shard, mut layers: Table| {
                     core.check_holes_below(shard, &holes)?;
                     let told = below.iter().filter(|_| !core.segs.leaves_out(RuleMutant::InheritedUntold));
-                    told.for_each(|(a, e)| layers.put_back(a, &Layer { e: e.clone(), to: LAST }));
+                    told.for_each(|(a, e)| {
+                        layers.put_back(a, &Layer { e: e.clone(), to: LAST, found: false, level: 0 })
+                    });
                     g.layers(core, s, &layers, (start, behind))
                 };
                 next = self.io().with_layers(shard, (start, end), step).await?;

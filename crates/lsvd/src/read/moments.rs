@@ -289,11 +289,14 @@ impl<D: Device> Engine<D> {
 impl Core {
     /// Bytes of memory that the history of a shard takes, by and large: its extents, and a CRC of each block.
     fn past_bytes(s: &Shard) -> u64 {
-        (s.history.table.len() * ENTRY_BYTES) as u64 + s.history.table.blocks() * 4
+        s.history.memory.len() * ENTRY_BYTES as u64 + s.history.memory.blocks() * 4
     }
 
     fn past_over(&self) -> Vec<ShardId> {
-        if self.shards.values().map(Self::past_bytes).sum::<u64>() <= self.maps.history_bytes as u64 {
+        // History that can be written out is no burden to memory.
+        if !self.maps.past.is_stuck
+            || self.shards.values().map(Self::past_bytes).sum::<u64>() <= self.maps.history_bytes as u64
+        {
             return Vec::new();
         }
         // Only windows can be made shorter.
@@ -301,7 +304,7 @@ impl Core {
         let each = || windows().map(|(id, s)| (*id, Self::past_bytes(s))).filter(|(_, bytes)| *bytes > 0);
         let (all, shards) = each().fold((0, 0), |(all, n), (_, bytes)| (all + bytes, n + 1));
         // All that is being let go of is still there.
-        let is_pruned = |id: &ShardId| self.shards.get(id).is_some_and(|s| s.history.prune_at.is_some());
+        let is_pruned = |id: &ShardId| self.shards.get(id).is_some_and(|s| s.history.is_pruned());
         each().filter(|(id, bytes)| *bytes >= all / shards.max(1) && !is_pruned(id)).map(|(id, _)| id).collect()
     }
 }

@@ -453,7 +453,7 @@ impl Shard {
         };
         let held = self.overlay.held_in(start, end).filter(|(a, o)| same(*a, o)).map(|(a, o)| (a, a + o.len));
         let layers =
-            self.history.table.range(start, end).filter(|(a, l)| same(*a, &l.e)).map(|(a, l)| (a, a + l.e.len));
+            self.history.memory.range(start, end).filter(|(a, l)| same(*a, &l.e)).map(|(a, l)| (a, a + l.e.len));
         let mut named: Vec<(u32, u32)> = held.chain(layers).filter(|(a, b)| *a < end && start < *b).collect();
         named.sort_unstable();
         let mut at = start;
@@ -856,7 +856,7 @@ impl Shard {
     /// The first address from `at` on that has an entry.
     pub fn next_entry(&self, at: u32) -> Option<u32> {
         let maps = [self.frozen.as_deref(), Some(&self.map), Some(&self.overlay.map)];
-        maps.into_iter().flatten().filter_map(|m| m.next(at)).chain(self.history.table.next(at)).min()
+        maps.into_iter().flatten().filter_map(|m| m.next(at)).chain(self.history.memory.next(at)).min()
     }
 
     pub fn first_kept(&self) -> Sequence {

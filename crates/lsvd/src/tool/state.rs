@@ -25,7 +25,7 @@ pub(super) fn digest(shard: &Shard) -> StateDigest {
         [from.0, to.0].into_iter().for_each(&mut number);
     }
     // Of what is kept of older versions, how long it was in force is not state: more may be known of it or less.
-    for (at, l) in shard.history.table.iter() {
+    for (at, l) in shard.history.memory.iter() {
         let e = &l.e;
         [u64::from(at), u64::from(e.len), e.kind as u64, e.version.0, e.sequence.0].into_iter().for_each(&mut number);
         e.crcs.slice(e.len).iter().for_each(|c| number(u64::from(*c)));

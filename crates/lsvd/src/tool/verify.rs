@@ -101,7 +101,7 @@ fn live(core: &Core) -> BTreeMap<u32, Vec<Live>> {
     let mut out: BTreeMap<u32, Vec<Live>> = BTreeMap::new();
     for (id, shard) in &core.shards {
         let view = shard.view(0, u32::MAX);
-        let old = shard.history.table.iter().map(|(lba, l)| (lba, &l.e));
+        let old = shard.history.memory.iter().map(|(lba, l)| (lba, &l.e));
         for (lba, e) in view.iter().chain(old).filter(|(_, e)| e.is_data()) {
             let piece = |at, blocks, skip| Live {
                 at,

@@ -188,9 +188,9 @@ impl<D: Device> Engine<D> {
     /// Pages of the map that lookups may ask for, as long as they are those of a level: a run that was merged gives its
     /// pages up.
     async fn scrub_runs(&self, gate: &Gate, found: &RefCell<ScrubStep>) {
-        let runs = self.inner.core.borrow().maps.levels();
+        let runs = self.inner.core.borrow().maps.asked();
         for run in runs {
-            let is_level = |core: &Core| core.maps.levels().iter().any(|r| r.number == run.number);
+            let is_level = |core: &Core| core.maps.asked().iter().any(|r| r.number == run.number);
             for page in 0..run.places.pages {
                 gate.pass(PAGE_BYTES).await;
                 let at = run.places.find(page, 1);

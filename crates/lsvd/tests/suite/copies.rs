@@ -374,6 +374,7 @@ fn a_pin_that_comes_late_is_not_read_before_its_past_is_here() {
                 same_as_at(&teller, &rig, v).await;
             }
             rig.engine.check();
+            rig.engine.check_past().await.unwrap();
             rig.stop().await;
             if start == 0 {
                 erase_checkpoints(&device).await;

@@ -159,6 +159,7 @@ impl Tree {
         let forks: Vec<(ShardId, Fork)> = shards.filter_map(|s| Some((s, rig.engine.state(s)?.fork?))).collect();
         assert_eq!(rig.engine.forks(), forks);
         rig.engine.check();
+        rig.engine.check_past().await.unwrap();
     }
 }
 

@@ -28,6 +28,7 @@ mod maps;
 mod mended;
 mod moments;
 mod moved;
+mod past_runs;
 mod pipelined;
 mod quiet;
 mod repeats;

@@ -315,6 +315,8 @@ impl<D: Device> Io<'_, D> {
                 if self.is_table_full() {
                     self.flush(|_, _| ()).await?;
                 }
+                // Entries that are found here to be superseded may be history.
+                self.flush_past_if_full().await?;
             }
         }
         w.finish(*self).await
@@ -342,6 +344,7 @@ impl<D: Device> Io<'_, D> {
         while !self.alone && self.core.borrow_mut().prune_some() {
             pause().await;
         }
+        self.keep_past().await?;
         let due = {
             let m = &self.core.borrow().maps;
             m.wanted || (m.since >= m.checkpoint_bytes && !m.damaged)

@@ -10,13 +10,14 @@ use crate::engine::core::Core;
 use crate::engine::forks::LINE_MAX;
 use crate::log::join::{join_all, yield_now};
 use crate::log::segments::ReadGuard;
-use crate::map::extents::{Extent, ExtentMap, Outcome};
+use crate::map::extents::{Extent, ExtentMap, Layer, Outcome};
 use crate::map::levels::{Missing, Pages};
+use crate::map::past;
 use crate::map::run::{Place, Run};
 use crate::shard::Shard;
 use crate::shard::chunks;
 use crate::shard::forks::ForkPoint;
-use crate::shard::history::table::{Layer, Table};
+use crate::shard::history::table::Table;
 use crate::shard::history::{LAST, Reading, is_of_times};
 use crate::{EventKind, RuleMutant};
 use freebs_format::disk::PageHeader;
@@ -205,7 +206,9 @@ impl<D: Device> Io<'_, D> {
                     Which::At(version)
                     | Which::Fork(ForkPoint { version, .. })
                     | Which::Held(Reading { version, .. }) => {
-                        core.maps.fill_at(device, &runs, slot, range, version, &mut view, &have)?
+                        let mut missing = core.maps.fill_at(device, &runs, slot, range, version, &mut view, &have)?;
+                        missing.append(&mut core.fill_past(shard, range, version, &mut view, &have)?);
+                        missing
                     }
                     _ => core.maps.fill(device, &runs, slot, range, &mut view, &have)?,
                 };
@@ -251,11 +254,14 @@ impl<D: Device> Io<'_, D> {
                 // The newest comes last, so that it says where a record lies.
                 runs.reverse();
                 let (mut layers, mut missing) = (Table::default(), Missing::new());
-                let put = |a, e| layers.put_back(a, &Layer { e, to: LAST });
+                let put = |a, e| layers.put_back(a, &Layer { e, to: LAST, found: false, level: 0 });
                 core.maps.each_of(device, &runs, slot, (start, end), &have, &mut missing, put)?;
+                let mut past = Table::default();
+                let put = |a, l: Layer| past.put_back(a, &l);
+                missing.append(&mut past::each_past(&mut core.maps, device, slot, &[(start, end)], None, &have, put)?);
                 if missing.is_empty() {
                     let s = core.shard(shard)?;
-                    s.layers(start, end).iter().for_each(|(a, l)| layers.put_back(a, l));
+                    s.layers(start, end, past).iter().for_each(|(a, l)| layers.put_back(a, l));
                     return f(core, s, layers);
                 }
                 loads(core, missing)
@@ -295,7 +301,10 @@ impl<D: Device> Io<'_, D> {
                 let s = core.shard(shard)?;
                 let (memory, slot) = (s.next_entry(at), s.slot);
                 let runs = core.maps.levels();
-                let (found, missing) = core.maps.next(core.geometry.device, &runs, slot, at, &have)?;
+                let (found, mut missing) = core.maps.next(core.geometry.device, &runs, slot, at, &have)?;
+                let (past, mut more) = past::next_past(&mut core.maps, core.geometry.device, slot, at, &have)?;
+                missing.append(&mut more);
+                let found = found.into_iter().chain(past).min();
                 if missing.is_empty() {
                     return Ok(memory.into_iter().chain(found).min());
                 }

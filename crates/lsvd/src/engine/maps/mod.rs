@@ -3,6 +3,10 @@
 pub mod flush;
 pub mod look;
 pub mod merge;
+mod past;
+mod past_merge;
+#[cfg(test)]
+mod past_tests;
 #[cfg(test)]
 mod tests;
 pub mod write;
@@ -177,7 +181,7 @@ impl Core {
         let mut named: BTreeSet<u32> = m.writing.values().flatten().copied().collect();
         // Rule E5: what either checkpoint names stays.
         let kept = m.kept.iter().flatten().filter(|_| !self.segs.leaves_out(RuleMutant::KeptUsedAgain));
-        let runs = m.runs().chain(kept.clone().flat_map(|k| &k.runs));
+        let runs = m.runs().chain(m.past.runs()).chain(kept.clone().flat_map(|k| &k.runs));
         let places = runs.flat_map(|r| r.places.list()).chain(kept.flat_map(|k| &k.manifest));
         named.extend(places.map(|p| p.segment));
         let pages = (self.geometry.segment_bytes / PAGE_BYTES as u64) as u32;

@@ -20,20 +20,24 @@
 //!   whose extents it keeps, and only a mark behind them tells of it then; so recovery reads the log twice if it meets
 //!   such a mark after it let anything go.
 
+pub(crate) mod below;
+pub(crate) mod memory;
 pub(crate) mod pins;
 pub(crate) mod table;
 
 use crate::log::segments::Segments;
-use crate::map::extents::{Extent, ExtentMap};
+use crate::map::extents::{ENTRY_BYTES, Extent, ExtentMap, Layer};
 use crate::shard::Shard;
 use crate::shard::forks;
 use crate::shard::holes::Hole;
 use crate::{Base, KeptState, Learned, MarkChange, RuleMutant};
+use below::Below;
 use freebs_format::MarkBody;
 use freebs_types::{Error, Result, Sequence, ShardId, SnapshotId, Version, limits};
+use memory::{Memory, PruneAt, START};
 use pins::{Kept, PinOp, Pins};
 use std::collections::BTreeMap;
-use table::{Judge, Layer, Table};
+use table::{Judge, Table};
 
 /// No version is as high.
 pub(crate) const LAST: Version = Version(u64::MAX);
@@ -54,7 +58,8 @@ pub(crate) struct Reading {
 #[derive(Debug, Default)]
 pub(crate) struct History {
     pub pins: Pins,
-    pub table: Table,
+    pub memory: Memory,
+    pub below: Below,
     /// What else must be kept while the log is replayed: it is known to be pinned at the end.
     pub hint: Kept,
     /// Versions that somebody reads part by part, each with the frame that it is as of, and how many do.
@@ -71,20 +76,62 @@ pub(crate) struct History {
     dropped: bool,
     pub late: bool,
     /// Something was given up: the table is to be looked through from here on.
-    pub prune_at: Option<u32>,
+    prune_at: Option<PruneAt>,
     /// Kept versions below this are not all there. It is in marks and checkpoints.
     pub whole_from: Version,
 }
 
 impl History {
-    fn is_off(&self) -> bool {
+    /// True if no version but the last one is kept or read.
+    pub fn is_off(&self) -> bool {
         let is_read = !self.reading.is_empty() || !self.read_by_forks.is_empty();
         self.pins.kept.is_none() && self.hint.is_none() && self.waiting.is_none() && !is_read
     }
 
-    fn needs(&self, from: Version, to: Version) -> bool {
+    /// True if something of versions at which an extent was in force is kept, or read by a fork.
+    fn keeps(&self, from: Version, to: Version) -> bool {
         let is_kept = self.pins.kept.needs(from, to) || self.hint.needs(from, to) || self.waiting.needs(from, to);
-        is_kept || self.is_read(from, to)
+        is_kept || forks::is_read_in(&self.read_by_forks, from, to)
+    }
+
+    pub fn needs(&self, from: Version, to: Version) -> bool {
+        self.keeps(from, to) || is_read(&self.reading, from, to)
+    }
+
+    /// A layer goes to a run.
+    pub fn goes_below(&mut self, l: &Layer) {
+        let (from, to) = (l.e.version, l.to);
+        let (is_kept, is_read) = (self.keeps(from, to), is_read(&self.reading, from, to));
+        self.below.goes(is_kept, is_read);
+    }
+
+    /// True if neither memory nor a run has anything.
+    pub fn is_empty(&self) -> bool {
+        self.memory.is_empty() && !self.below.is_any()
+    }
+
+    /// True if what nobody needs is still to be looked for.
+    pub fn is_pruned(&self) -> bool {
+        self.prune_at.is_some()
+    }
+
+    /// Something was given up that may have kept what is in memory and in runs.
+    fn let_go(&mut self, segs: &mut Segments) {
+        self.below.loosen();
+        self.look_through_memory(segs);
+    }
+
+    fn read_no_more(&mut self, segs: &mut Segments) {
+        self.below.read_no_more();
+        self.look_through_memory(segs);
+    }
+
+    fn look_through_memory(&mut self, segs: &mut Segments) {
+        if !self.memory.is_empty() {
+            self.prune_at = Some(START);
+        }
+        // The map's task decides whether runs are looked through.
+        segs.prune |= !self.is_empty();
     }
 
     /// True if somebody reads, part by part or as a fork, a version from `from` up to, but without, `to`.
@@ -117,20 +164,21 @@ impl Shard {
         if is_of_times(start) {
             return;
         }
-        if self.history.is_off() && self.history.table.is_empty() {
+        if self.history.is_off() && self.history.is_empty() {
             self.history.dropped = true;
             self.release(e, segs);
             return;
         }
         let mut gone = Vec::new();
         let forgets = segs.leaves_out(RuleMutant::PinsForgotten);
-        let History { pins, table, hint, waiting, reading, read_by_forks, .. } = &mut self.history;
+        let History { pins, memory, hint, waiting, reading, read_by_forks, .. } = &mut self.history;
         let of_forks = |from, to| forks::is_read_in(read_by_forks, from, to);
         let of_pins = |from, to| [&pins.kept, hint, waiting].into_iter().any(|kept| kept.needs(from, to));
         let is_kept = |from, to| !forgets && (of_pins(from, to) || of_forks(from, to));
         let needs = |from, to| is_kept(from, to) || is_read(reading, from, to);
-        let judge = &mut Judge { needs: &needs, gone: &mut |e| gone.push(e), recorded };
-        table.insert(start, e, to, judge);
+        let judge = &mut Judge { needs: &needs, gone: &mut |e| gone.push(e), recorded, is_below: false, level: 0 };
+        memory.insert(start, e, to, judge);
+        segs.past_grows(ENTRY_BYTES + e.crcs.slice(e.len).len() * 4);
         self.history.dropped |= !gone.is_empty();
         gone.iter().for_each(|e| self.release(e, segs));
     }
@@ -168,11 +216,10 @@ impl Shard {
         let mut now = Kept::default();
         self.overlay.frames().flat_map(|f| &f.pins).for_each(|op| now.expect(*op));
         let before = std::mem::replace(&mut self.history.waiting, now);
-        let History { pins, waiting, table, prune_at, .. } = &mut self.history;
-        let mut all = pins.kept.clone();
-        all.join(waiting);
-        if !all.covers(&before) && !table.is_empty() {
-            (*prune_at, segs.prune) = (Some(0), true);
+        let mut all = self.history.pins.kept.clone();
+        all.join(&self.history.waiting);
+        if !all.covers(&before) {
+            self.history.let_go(segs);
         }
     }
 
@@ -185,7 +232,11 @@ impl Shard {
                 self.history.whole_from = self.history.whole_from.max(gone);
             }
             if self.history.pins.apply(sequence, *op) {
-                (self.history.prune_at, segs.prune) = (Some(0), true);
+                match op {
+                    // Runs are looked through for windows when it is worth it.
+                    PinOp::Retain { .. } => self.history.look_through_memory(segs),
+                    _ => self.history.let_go(segs),
+                }
             }
         }
     }
@@ -298,7 +349,7 @@ impl Shard {
         }
         let (more, less) = self.history.pins.rebase(&kept, body.kept_as_of.unwrap_or(body.committed));
         if less {
-            (self.history.prune_at, segs.prune) = (Some(0), true);
+            self.history.let_go(segs);
         }
         let hint = &self.history.hint;
         let known = kept.pins.keys().all(|v| hint.has(*v)) && kept.retain.is_none_or(|r| hint.has(r));
@@ -309,13 +360,14 @@ impl Shard {
     pub fn set_read_by_forks(&mut self, read: forks::Read, segs: &mut Segments) {
         let before = std::mem::replace(&mut self.history.read_by_forks, read);
         let (now, hint) = (&self.history.read_by_forks, &self.history.hint);
-        if before.keys().any(|p| !now.contains_key(p)) && !self.history.table.is_empty() {
-            (self.history.prune_at, segs.prune) = (Some(0), true);
-        }
+        let is_less = before.keys().any(|p| !now.contains_key(p));
         // Its blocks may have been let go of while the log is replayed.
         let kept = &self.history.pins.kept;
         let is_new = |p: &forks::ForkPoint| !before.contains_key(p) && !hint.has(p.version) && !kept.has(p.version);
         self.history.late |= self.history.dropped && now.keys().any(is_new);
+        if is_less {
+            self.history.let_go(segs);
+        }
     }
 
     /// What is kept, as the last durable frame left it.
@@ -382,9 +434,7 @@ impl Shard {
         *n -= 1;
         if *n == 0 {
             self.history.reading.remove(&reading);
-            if !self.history.table.is_empty() {
-                (self.history.prune_at, segs.prune) = (Some(0), true);
-            }
+            self.history.read_no_more(segs);
         }
     }
 
@@ -392,12 +442,12 @@ impl Shard {
     pub fn cut_reading(&mut self, to: Sequence, segs: &mut Segments) {
         let before = self.history.reading.len();
         self.history.reading.retain(|r, _| r.sequence <= to);
-        if self.history.reading.len() < before && !self.history.table.is_empty() {
-            (self.history.prune_at, segs.prune) = (Some(0), true);
+        if self.history.reading.len() < before {
+            self.history.read_no_more(segs);
         }
     }
 
-    /// Adds to a view what memory knows of a version.
+    /// The entries of a version that memory knows of, without the history.
     pub fn view_at(&self, start: u32, end: u32, version: Version) -> ExtentMap {
         let (mut view, mut out) = (ExtentMap::default(), crate::map::extents::Outcome::default());
         for map in [self.frozen.as_deref(), Some(&self.map)].into_iter().flatten() {
@@ -414,7 +464,6 @@ impl Shard {
         for (a, e) in self.overlay.held_in(start, end).filter(|(_, e)| e.version <= version) {
             view.insert(a, e, &mut out);
         }
-        self.history.table.view_at(start, end, version, &mut view);
         view
     }
 
@@ -422,11 +471,15 @@ impl Shard {
     pub fn prune_history(&mut self, most: usize, segs: &mut Segments) -> bool {
         let Some(at) = self.history.prune_at else { return false };
         let mut gone = Vec::new();
-        let History { pins, table, hint, waiting, reading, read_by_forks, .. } = &mut self.history;
+        let History { pins, memory, hint, waiting, reading, read_by_forks, .. } = &mut self.history;
         let is_kept = |from, to| [&pins.kept, hint, waiting].into_iter().any(|kept| kept.needs(from, to));
         let of_forks = |from, to| forks::is_read_in(read_by_forks, from, to);
         let needs = |from, to| is_kept(from, to) || is_read(reading, from, to) || of_forks(from, to);
-        let next = table.prune(at, most, &mut Judge { needs: &needs, gone: &mut |e| gone.push(e), recorded: false });
+        let next = memory.prune(
+            at,
+            most,
+            &mut Judge { needs: &needs, gone: &mut |e| gone.push(e), recorded: false, is_below: false, level: 0 },
+        );
         self.history.prune_at = next;
         gone.iter().for_each(|e| self.release(e, segs));
         next.is_some()
@@ -434,30 +487,35 @@ impl Shard {
 
     /// The log was replayed: what is kept is known now.
     pub fn history_replayed(&mut self, segs: &mut Segments) {
-        self.history.hint = Kept::default();
+        let hint = std::mem::take(&mut self.history.hint);
+        if !hint.is_none() {
+            self.history.below.loosen();
+        }
         self.history.late = false;
-        self.history.prune_at = (!self.history.table.is_empty()).then_some(0);
+        self.history.prune_at = (!self.history.memory.is_empty()).then_some(START);
         while self.prune_history(usize::MAX, segs) {}
     }
 
     /// Whether trims and zeroes may be needed that something newer covers.
     pub fn keeps_history(&self) -> bool {
-        !self.history.is_off() || !self.history.table.is_empty()
+        !self.history.is_off() || !self.history.is_empty()
     }
 
-    /// All committed entries of a range that memory knows, one above the other. Where an entry is in more than one
-    /// place, the history, which hears of it when it is carried, says where it is recorded.
-    pub fn layers(&self, start: u32, end: u32) -> Table {
+    /// All committed entries of a range that memory knows, one above the other; `past`: what runs of history have of it. Where
+    /// an entry is in more than one place, the history, which hears of it when it is carried, says where it is recorded.
+    pub fn layers(&self, start: u32, end: u32, mut past: Table) -> Table {
         let mut table = Table::default();
+        let in_force = |e| Layer { e, to: LAST, found: false, level: 0 };
         for map in [self.frozen.as_deref(), Some(&self.map)].into_iter().flatten() {
             for (a, e, skip, len) in map.range(start, end) {
-                table.put_back(a, &Layer { e: e.piece(skip, len), to: LAST });
+                table.put_back(a, &in_force(e.piece(skip, len)));
             }
         }
         for (a, e) in self.overlay.held_in(start, end) {
-            table.put_back(a, &Layer { e, to: LAST });
+            table.put_back(a, &in_force(e));
         }
-        self.history.table.range(start, end).for_each(|(a, l)| table.put_back(a, &l));
+        self.history.memory.range(start, end).for_each(|(a, l)| past.put_back(a, &l));
+        past.iter().for_each(|(a, l)| table.put_back(a, &Layer { found: false, ..l.clone() }));
         table
     }
 

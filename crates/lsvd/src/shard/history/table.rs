@@ -7,23 +7,14 @@
 //! - Between two layers there may have been others that nobody needs. So a layer may seem to have been in force longer
 //!   than it was, but never at a version that is kept.
 
-use crate::map::extents::{Extent, ExtentMap, Outcome};
+use crate::map::extents::{Extent, ExtentMap, Layer, Outcome};
+use crate::map::tally::{self, ENDS_GROUP};
 use freebs_types::{Sequence, Version};
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Unbounded};
 
-/// Versions whose superseded blocks are counted together.
-const ENDS_GROUP: u64 = 1024;
-
 /// The name of a layer: its cell's first block, and its version and sequence.
 pub(crate) type LayerName = (u32, (Version, Sequence));
-
-/// An extent that was in force from its own version up to, but without, `to`.
-#[derive(Clone, Debug)]
-pub(crate) struct Layer {
-    pub e: Extent,
-    pub to: Version,
-}
 
 /// What becomes of extents that are brought: `needs(from, to)`, and who is told of those that are not needed.
 pub(crate) struct Judge<'a> {
@@ -31,6 +22,10 @@ pub(crate) struct Judge<'a> {
     pub gone: &'a mut dyn FnMut(Extent),
     /// Whether they have just been recorded. What is found later in a level of the map may name an older record.
     pub recorded: bool,
+    /// They lie below all that is here.
+    pub is_below: bool,
+    /// The level that they come from, if levels are merged; else 0.
+    pub level: u16,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -41,7 +36,7 @@ struct Cell {
 
 impl Cell {
     fn piece(&self, skip: u32, len: u32) -> Self {
-        let layers = self.layers.iter().map(|l| Layer { e: l.e.piece(skip, len), to: l.to });
+        let layers = self.layers.iter().map(|l| l.piece(skip, len));
         Self { len, layers: layers.collect() }
     }
 }
@@ -55,7 +50,7 @@ struct Ends {
 
 impl Ends {
     fn change(&mut self, to: Version, blocks: u32, is_more: bool) {
-        for (map, key) in [(&mut self.each, to.0), (&mut self.groups, to.0 / ENDS_GROUP)] {
+        for (map, key) in [(&mut self.each, to.0), (&mut self.groups, tally::group(to))] {
             let n = map.entry(key).or_default();
             *n = if is_more { *n + u64::from(blocks) } else { *n - u64::from(blocks) };
             if *n == 0 {
@@ -139,7 +134,7 @@ impl Table {
         self.tally.layers
     }
 
-    fn put(&mut self, start: u32, c: Cell) {
+    fn put_cell(&mut self, start: u32, c: Cell) {
         if !c.layers.is_empty() {
             c.layers.iter().for_each(|l| self.tally.add(l));
             self.cells.insert(start, c);
@@ -156,8 +151,8 @@ impl Table {
     fn split(&mut self, at: u32) {
         let over = self.cells.range(..at).next_back().filter(|(s, c)| **s + c.len > at).map(|(s, _)| *s);
         if let Some((start, c)) = over.and_then(|s| Some((s, self.take(s)?))) {
-            self.put(start, c.piece(0, at - start));
-            self.put(at, c.piece(at - start, start + c.len - at));
+            self.put_cell(start, c.piece(0, at - start));
+            self.put_cell(at, c.piece(at - start, start + c.len - at));
         }
     }
 
@@ -168,7 +163,8 @@ impl Table {
         if self.cells.range(..end).next_back().is_none_or(|(s, c)| *s + c.len <= start) {
             // The most common case: nothing lies there.
             if (judge.needs)(e.version, to) {
-                self.put(start, Cell { len: e.len, layers: vec![Layer { e: e.clone(), to }] });
+                let l = Layer { e: e.clone(), to, found: !judge.recorded, level: judge.level };
+                self.put_cell(start, Cell { len: e.len, layers: vec![l] });
             } else {
                 (judge.gone)(e.clone());
             }
@@ -196,7 +192,8 @@ impl Table {
 
     fn fill(&mut self, start: u32, e: Extent, to: Version, judge: &mut Judge<'_>) {
         if (judge.needs)(e.version, to) {
-            self.put(start, Cell { len: e.len, layers: vec![Layer { e, to }] });
+            let l = Layer { e, to, found: !judge.recorded, level: judge.level };
+            self.put_cell(start, Cell { len: l.e.len, layers: vec![l] });
         } else {
             (judge.gone)(e);
         }
@@ -208,14 +205,24 @@ impl Table {
         if let Some(same) = layers.get_mut(i).filter(|l| l.e.key() == e.key()) {
             // The same trim or zero is at home in the later record.
             tally.shorten(same, to);
-            if !e.is_data() && judge.recorded {
-                same.e.offset = e.offset;
+            // A record that was heard of when it was made counts more than one that was met in a level of the map, which may be an
+            // old one. Of the former the last one counts, of the latter the first.
+            let is_better = match (judge.recorded, !same.found) {
+                (true, true) => !judge.is_below && judge.level >= same.level,
+                (false, false) => judge.is_below || judge.level < same.level,
+                (recorded, _) => recorded,
+            };
+            if is_better {
+                (same.found, same.level) = (!judge.recorded, judge.level);
+                if !e.is_data() {
+                    same.e.offset = e.offset;
+                }
             }
             return;
         }
         let from = e.version;
         if (judge.needs)(from, to) {
-            let layer = Layer { e, to };
+            let layer = Layer { e, to, found: !judge.recorded, level: judge.level };
             tally.add(&layer);
             layers.insert(i, layer);
         } else {
@@ -231,9 +238,43 @@ impl Table {
         }
     }
 
-    /// Puts back a layer that was exported, whoever needs it.
+    /// Puts back a layer that was exported, whoever needs it. Of levels one above the other those of the lowest come first, or
+    /// say which one they are of.
     pub fn put_back(&mut self, start: u32, l: &Layer) {
-        self.insert(start, &l.e, l.to, &mut Judge { needs: &|_, _| true, gone: &mut |_| (), recorded: true });
+        self.put(start, l, false);
+    }
+
+    /// The same of a layer that lies below all that is here.
+    pub fn put_below(&mut self, start: u32, l: &Layer) {
+        self.put(start, l, true);
+    }
+
+    fn put(&mut self, start: u32, l: &Layer, is_below: bool) {
+        let (recorded, level) = (!l.found, l.level);
+        let judge = &mut Judge { needs: &|_, _| true, gone: &mut |_| (), recorded, is_below, level };
+        self.insert(start, &l.e, l.to, judge);
+    }
+
+    /// Drops the first cells, with `most` layers or more; whether there are others.
+    pub fn drop_some(&mut self, most: usize) -> bool {
+        let mut left = most;
+        while left > 0 {
+            let Some((_, c)) = self.cells.pop_first() else { break };
+            left = left.saturating_sub(c.layers.len());
+        }
+        !self.cells.is_empty()
+    }
+
+    /// The first cell from a block on, its length, and its layers in order of versions.
+    pub fn cell(&self, from: u32) -> Option<(u32, u32, &[Layer])> {
+        self.cells.range(from..).next().map(|(s, c)| (*s, c.len, &c.layers[..]))
+    }
+
+    /// Takes the first cell off if it ends at a block, or before it; and cuts one off there if it goes on behind it.
+    pub fn pop_before(&mut self, end: u32) -> Option<(u32, u32, Vec<Layer>)> {
+        let first = self.cells.keys().next().copied().filter(|s| *s < end)?;
+        self.split(end);
+        self.take(first).map(|c| (first, c.len, c.layers))
     }
 
     /// Drops what is no longer needed, of cells from `at` on with `most` layers or more. Where to go on, if there are more.
@@ -267,7 +308,7 @@ impl Table {
         let cells = if from < end { from..end } else { end..end };
         self.cells.range(cells).flat_map(move |(s, c)| {
             let (a, b) = ((*s).max(start), (*s + c.len).min(end));
-            c.layers.iter().map(move |l| (a, Layer { e: l.e.piece(a - *s, b - a), to: l.to }))
+            c.layers.iter().map(move |l| (a, l.piece(a - *s, b - a)))
         })
     }
 
@@ -316,6 +357,16 @@ impl Table {
     /// pinned; `None` if all of them may stay.
     pub fn retain_for(&self, blocks: u64) -> Option<Version> {
         self.tally.ends.with_more_than(blocks).0
+    }
+
+    /// Data blocks by group of the version that took their place.
+    pub fn ends(&self) -> impl Iterator<Item = tally::GroupEnd> {
+        let ends = |(group, n): (&u64, &u64)| tally::GroupEnd {
+            last: Version(group * ENDS_GROUP + (ENDS_GROUP - 1)),
+            width: ENDS_GROUP,
+            blocks: *n,
+        };
+        self.tally.ends.groups.iter().map(ends)
     }
 }
 
@@ -408,7 +459,7 @@ mod tests {
         const VERSIONS: u64 = 100_000;
         let mut t = Table::default();
         for v in (1..VERSIONS).filter(|v| !v.is_multiple_of(5)) {
-            t.put_back((v % 1000) as u32, &Layer { e: extent(1, v), to: Version(v + 1) });
+            t.put_back((v % 1000) as u32, &Layer { e: extent(1, v), to: Version(v + 1), found: false, level: 0 });
         }
         for blocks in [0, 1, 5_000, 40_000, t.blocks() - 1, t.blocks()] {
             let (found, looks) = t.tally.ends.with_more_than(blocks);
@@ -454,7 +505,7 @@ mod tests {
             for (a, e, to) in &all {
                 let keep = kept.clone();
                 let needs = |a, b| keep.needs(a, b);
-                t.insert(*a, e, *to, &mut Judge { needs: &needs, gone: &mut |e: Extent| gone.push((e.version.0, e.offset)), recorded: false });
+                t.insert(*a, e, *to, &mut Judge { needs: &needs, gone: &mut |e: Extent| gone.push((e.version.0, e.offset)), recorded: false, is_below: false, level: 0 });
             }
             let mut step = 0;
             loop {
@@ -479,7 +530,7 @@ mod tests {
                 let mut at = Some(0);
                 while let Some(from) = at {
                     let needs = |a, b| keep.needs(a, b);
-                    at = t.prune(from, 3, &mut Judge { needs: &needs, gone: &mut |e: Extent| gone.push((e.version.0, e.offset)), recorded: false });
+                    at = t.prune(from, 3, &mut Judge { needs: &needs, gone: &mut |e: Extent| gone.push((e.version.0, e.offset)), recorded: false, is_below: false, level: 0 });
                 }
             }
             let list = |t: &Table| t.iter().map(|(a, l)| (a, l.e.len, l.e.key(), l.to)).collect::<Vec<_>>();

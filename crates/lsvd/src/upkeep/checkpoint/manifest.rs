@@ -13,15 +13,14 @@ use crate::log::contents::Contents;
 use crate::log::place::{NUMBER_MAX, ORDINALS_MAX, fits};
 use crate::log::segments::Segment;
 use crate::log::tomb_list::Stretch;
-use crate::map::extents::{Crcs, Extent};
+use crate::map::extents::{Crcs, Extent, Layer};
 use crate::map::run::{self, Place};
 use crate::shard::Shard;
 use crate::shard::chunks::ChunkIndex;
 use crate::shard::forks::Ended;
 use crate::shard::frames::FramePlace;
+use crate::shard::history::memory::ToldUpto;
 use crate::shard::history::pins::Kept;
-use crate::shard::history::table::Layer;
-use crate::shard::history::table::LayerName;
 use crate::shard::holes::Hole;
 use crate::shard::places::{BlockPlaces, Packing, Run};
 use crate::shard::tip::Tip;
@@ -36,14 +35,18 @@ const SHARD: u8 = 1;
 const RUN: u8 = 2;
 const SEGMENT: u8 = 3;
 const CHUNK: u8 = 4;
+/// The kind of a run, in bits.
+const OLD: u8 = 1;
+const PAST: u8 = 2;
 /// The two forms of a chunk's places.
 const RUNS: u8 = 0;
 const CELLS: u8 = 1;
 const END: u8 = 5;
 const COMMITTED: u8 = 6;
-/// 7 was that of pins without snapshots.
-const PINS: u8 = 10;
-const HISTORY: u8 = 8;
+/// 7 was that of pins without snapshots, 10 of pins that did not say whether runs of history are to be looked through, and 8 of
+/// superseded extents that did not say how they were met.
+const PINS: u8 = 15;
+const HISTORY: u8 = 14;
 const CLOSED: u8 = 9;
 const FORK: u8 = 11;
 const LOST: u8 = 12;
@@ -216,7 +219,7 @@ impl Out {
     pub fn run(&mut self, r: &run::Run, old: bool) {
         let item = self.begin(RUN);
         self.u64(r.number);
-        self.u8(u8::from(old));
+        self.u8((u8::from(old) * OLD) | (u8::from(r.past().is_some()) * PAST));
         self.u64(r.entries);
         self.len(r.fences.len());
         self.places(r.places.list());
@@ -304,8 +307,8 @@ impl Out {
 
     /// What is kept of a shard: as of its item, or (`later`) when all was written.
     pub fn pins(&mut self, s: &Shard, later: bool) {
-        let pins = &s.history.pins;
-        if pins.kept.is_none() && pins.as_of == Sequence(0) && s.history.whole_from == Version(0) {
+        let (pins, is_loose) = (&s.history.pins, s.history.below.is_loose_behind_a_start());
+        if pins.kept.is_none() && pins.as_of == Sequence(0) && s.history.whole_from == Version(0) && !is_loose {
             return;
         }
         let item = self.begin(PINS);
@@ -319,6 +322,7 @@ impl Out {
             self.u64(p.snapshot.0);
         }
         self.u64(s.history.whole_from.0);
+        self.u8(u8::from(is_loose));
         self.end(item);
     }
 
@@ -341,12 +345,14 @@ impl Out {
     }
 
     /// Up to `most` superseded extents behind one; gives back the last one, unless that was the end.
-    pub fn history(&mut self, s: &Shard, after: Option<LayerName>, most: usize) -> Option<LayerName> {
+    pub fn history(&mut self, s: &Shard, after: Option<ToldUpto>, most: usize) -> Option<ToldUpto> {
         let (mut last, mut n) = (None, 0);
-        for (start, l) in s.history.table.export(after).take(most) {
+        for (name, l) in s.history.memory.export(after).take(most) {
+            let (_, (start, _)) = name;
             let item = self.begin(HISTORY);
             self.u32(s.slot);
             self.u8(l.e.kind as u8);
+            self.u8(u8::from(l.found));
             [start, l.e.len, l.e.offset].into_iter().for_each(|n| self.u32(n));
             [l.e.version.0, l.to.0, l.e.sequence.0].into_iter().for_each(|n| self.u64(n));
             self.chunk_id(l.e.chunk);
@@ -354,7 +360,7 @@ impl Out {
             self.len(crcs.len());
             crcs.iter().for_each(|c| self.u32(*c));
             self.end(item);
-            (last, n) = (Some((start, l.e.key())), n + 1);
+            (last, n) = (Some(name), n + 1);
         }
         last.filter(|_| n == most)
     }
@@ -401,6 +407,8 @@ pub(crate) struct PinsItem {
     pub as_of: Sequence,
     pub kept: Kept,
     pub whole_from: Version,
+    /// Runs of history may have what nobody needs.
+    pub is_loose: bool,
 }
 
 /// The content of a segment, or a part of it: the lists of all its items are its own.
@@ -422,7 +430,8 @@ pub(crate) struct SegmentItem {
 #[derive(Default)]
 pub(crate) struct Manifest {
     pub shards: Vec<(Shard, u64)>,
-    /// Runs without fences and members, newest first; whether it is the old one; and its pages with entries.
+    /// Runs without fences and the like, newest first, those of history, too; whether it is the old one; and its pages with
+    /// entries.
     pub runs: Vec<(run::Run, bool, u32)>,
     pub segments: Vec<SegmentItem>,
     pub chunks: Vec<ChunkItem>,
@@ -671,7 +680,11 @@ impl<'a> In<'a> {
 
     fn run(&mut self) -> Option<(run::Run, bool, u32)> {
         let mut run = run::Run { number: self.number()?, ..run::Run::default() };
-        let old = self.bool()?;
+        let flags = self.u8().filter(|f| *f <= OLD | PAST)?;
+        let old = flags & OLD != 0;
+        if flags & PAST != 0 {
+            run.beside = run::Beside::Past(run::PastRun::default());
+        }
         run.entries = self.number()?;
         let pages = self.u32()?;
         let mut total = 0u64;
@@ -705,9 +718,9 @@ impl<'a> In<'a> {
         let (slot, later, as_of) = (self.u32()?, self.bool()?, Sequence(self.number()?));
         let retain = Some(Version(self.number()?)).filter(|v| v.0 > 0);
         let pins = self.list(|r| Some(Pin { version: Version(r.number()?), snapshot: SnapshotId(r.u64()?) }))?;
-        let whole_from = Version(self.number()?);
+        let (whole_from, is_loose) = (Version(self.number()?), self.bool()?);
         let fits = pins.len() <= limits::SHARD_PINS_MAX;
-        fits.then(|| PinsItem { slot, later, as_of, kept: Kept::of(&pins, retain), whole_from })
+        fits.then(|| PinsItem { slot, later, as_of, kept: Kept::of(&pins, retain), whole_from, is_loose })
     }
 
     fn closed(&mut self) -> Option<(u32, Vec<ClosedView>)> {
@@ -719,7 +732,7 @@ impl<'a> In<'a> {
     }
 
     fn history(&mut self) -> Option<(u32, u32, Layer)> {
-        let (slot, kind) = (self.u32()?, ExtentKind::from_byte(self.u8()?)?);
+        let (slot, kind, found) = (self.u32()?, ExtentKind::from_byte(self.u8()?)?, self.bool()?);
         let (start, len, offset) = (self.u32()?, self.u32()?, self.u32()?);
         let (version, to) = (Version(self.number()?), Version(self.number()?));
         let (sequence, chunk) = (Sequence(self.number()?), self.chunk_id()?);
@@ -735,7 +748,11 @@ impl<'a> In<'a> {
             [one] => Crcs::One(one),
             _ => Crcs::Many { table: crcs.into(), at: 0 },
         };
-        Some((slot, start, Layer { e: Extent { len, kind, version, sequence, chunk, offset, crcs }, to }))
+        Some((
+            slot,
+            start,
+            Layer { e: Extent { len, kind, version, sequence, chunk, offset, crcs }, to, found, level: 0 },
+        ))
     }
 
     fn chunk(&mut self) -> Option<ChunkItem> {
@@ -822,6 +839,21 @@ mod tests {
         }
         let tombs: Vec<_> = decoded(out).segments.iter().flat_map(|i| i.tombs.clone()).collect();
         assert!(tombs.iter().any(|(_, start, len)| (*start..start + len).contains(&20)), "{tombs:?}");
+    }
+
+    /// The start behind a checkpoint that was made before runs of history were looked through did not look through them.
+    #[test]
+    fn what_nobody_needs_is_to_be_looked_for_behind_a_checkpoint_too() {
+        for is_loose in [false, true] {
+            let (mut out, mut s) = (Out::default(), Shard::new(ShardId::new(1, 0), 7));
+            s.history.below.was_loose(is_loose);
+            out.pins(&s, true);
+            let found = decoded(out).pins;
+            assert_eq!(
+                found.iter().map(|p| (p.slot, p.is_loose)).collect::<Vec<_>>(),
+                [(7, true)][..usize::from(is_loose)]
+            );
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ pub mod manifest;
 
 use crate::engine::core::Core;
 use crate::engine::maps::merge::Merge;
-use crate::engine::maps::write::Pages;
+use crate::engine::maps::write::{LAYER_FENCE_BYTES, LAYER_FENCES, Pages};
 use crate::engine::maps::{Io, pause};
 use crate::engine::recover::table::{KnownSegment, TableOfSegments};
 use crate::log::join::join_all;
@@ -17,13 +17,14 @@ use crate::log::segments::SegmentState;
 use crate::log::tomb_list::TombList;
 use crate::map::extents::{Extent, ExtentMap};
 use crate::map::levels::Kept;
-use crate::map::run::{Members, Place, Places, Run};
+use crate::map::run::{Beside, Members, PastRun, Place, Places, Run};
+use crate::map::tally::COUNT_BYTES;
 use crate::shard::Shard;
 use crate::shard::history::pins::Pins;
 use crate::{Finding, RuleMutant};
 use freebs_format::disk::{
     CHECKPOINT_AT, CHECKPOINT_BYTES, CHECKPOINT_EXTENTS_MAX, CheckpointSlot, MANIFEST_BYTES_MAX, PAGE_BODY_BYTES,
-    PAGE_BYTES, PAGE_FENCES, PAGE_MANIFEST, PageHeader, PageName, PagesFixed,
+    PAGE_BYTES, PAGE_FENCES, PAGE_LAYER_FENCES, PAGE_MANIFEST, PAGE_TALLIES, PageHeader, PageName, PagesFixed,
 };
 use freebs_io::{AlignedBuf, Device, Durability};
 use freebs_types::{Error, ErrorKind, Result, ShardId, Version};
@@ -115,9 +116,10 @@ impl<D: Device> Io<'_, D> {
         self.flush(note).await?;
         let runs = {
             let core = self.core.borrow();
-            core.maps.young.iter().for_each(|r| w.out.run(r, false));
-            core.maps.old.iter().for_each(|r| w.out.run(r, true));
-            core.maps.runs().cloned().collect()
+            let (maps, past) = (&core.maps, &core.maps.past);
+            maps.young.iter().chain(&past.young).for_each(|r| w.out.run(r, false));
+            maps.old.iter().chain(&past.old).for_each(|r| w.out.run(r, true));
+            maps.runs().chain(past.runs()).cloned().collect()
         };
         w.drain(*self, false).await?;
         self.write_segments(w).await?;
@@ -382,10 +384,13 @@ impl<D: Device> Io<'_, D> {
             return Err(Error::corrupt("it lies behind the end of the device"));
         }
         let bytes = self.read_pages(at).await?;
-        if page < entries {
-            return run.entries_of(self.device_id(), page, &bytes, |_, _, _| ());
-        }
-        let name = PageName { kind: PAGE_FENCES, ..run.name(self.device_id(), page) };
+        let kind = match (run.past(), page < entries) {
+            (None, true) => return run.entries_of(self.device_id(), page, &bytes, |_, _, _| ()),
+            (Some(_), true) => return run.layers_of(self.device_id(), page, &bytes, |_, _, _| ()),
+            (None, false) => PAGE_FENCES,
+            (Some(_), false) => past_kind(page, entries),
+        };
+        let name = PageName { kind, ..run.name(self.device_id(), page) };
         PageHeader::open(&bytes, name).map(|_| ())
     }
 
@@ -444,16 +449,17 @@ impl<D: Device> Io<'_, D> {
         Ok(())
     }
 
+    fn check_places(&self, run: &Run) -> Result<()> {
+        let core = self.core.borrow();
+        let (segments, most) = (core.segs.len(), core.geometry.segment_bytes / PAGE_BYTES as u64);
+        let fits = |p: &Place| p.segment < segments && u64::from(p.page) + u64::from(p.count) <= most;
+        let fit = run.places.list().iter().all(fits);
+        if fit { Ok(()) } else { Err(Error::corrupt("run in an impossible place")) }
+    }
+
     /// Fences, and for a young run members, of a run that a manifest names.
     pub(crate) async fn load_run(&self, mut run: Run, members: bool, pages: u32) -> Result<Run> {
-        let (segments, most) = {
-            let core = self.core.borrow();
-            (core.segs.len(), core.geometry.segment_bytes / PAGE_BYTES as u64)
-        };
-        let fits = |p: &Place| p.segment < segments && u64::from(p.page) + u64::from(p.count) <= most;
-        if !run.places.list().iter().all(fits) {
-            return Err(Error::corrupt("run in an impossible place"));
-        }
+        self.check_places(&run)?;
         let (mut fences, number, places) = (Vec::new(), run.number, run.places.clone());
         self.read_all(
             &places,
@@ -483,8 +489,39 @@ impl<D: Device> Io<'_, D> {
             })
             .await?;
             members.shrink();
-            run.members = Some(members);
+            run.beside = Beside::Members(members);
         }
+        Ok(run)
+    }
+
+    /// Fences and counts of a run of history that a manifest names.
+    async fn load_past(&self, mut run: Run, pages: u32) -> Result<Run> {
+        self.check_places(&run)?;
+        let (mut past, number, places) = (PastRun::default(), run.number, run.places.clone());
+        let senseless = || Error::corrupt("run of history with fences or counts that don't fit it");
+        let name = |p| (past_kind(p, pages), number, p);
+        let (mut left, mut fences) = (pages as usize, Vec::new());
+        self.read_all(&places, pages..places.pages, name, |count, body| {
+            if left == 0 {
+                let each = body.chunks_exact(COUNT_BYTES).map(|b| past.tallies.decode(b));
+                return each.collect::<Option<()>>().ok_or_else(senseless);
+            }
+            left = left.checked_sub(count as usize).filter(|_| count > 0).ok_or_else(senseless)?;
+            for pair in body.chunks_exact(LAYER_FENCE_BYTES) {
+                let (fence, begun) = pair.split_at(LAYER_FENCE_BYTES / 2);
+                let number = |b: &[u8]| u64::from_le_bytes(b.try_into().expect("eight bytes"));
+                fences.push(number(fence));
+                past.begun.push(number(begun));
+            }
+            Ok(())
+        })
+        .await?;
+        let counted = past.tallies.slots().map(|(_, n)| n.layers).fold(0, u64::saturating_add);
+        let is_sound = fences.len() == pages as usize && fences.is_sorted() && past.begun.first() == Some(&0);
+        if !is_sound || counted != run.entries {
+            return Err(senseless());
+        }
+        (run.fences, run.beside) = (fences, Beside::Past(past));
         Ok(run)
     }
 
@@ -495,8 +532,10 @@ impl<D: Device> Io<'_, D> {
         if places.into_iter().any(|p| used.contains_key(&p.segment)) {
             return Err(Error::corrupt("a run lies in a segment of the log"));
         }
-        let resident = self.core.borrow().maps.fits_memory(&m.runs);
-        let loads = std::mem::take(&mut m.runs).into_iter().map(|(run, old, pages)| async move {
+        let is_past = |(r, ..): &(Run, bool, u32)| r.past().is_some();
+        let (past, runs): (Vec<_>, Vec<_>) = std::mem::take(&mut m.runs).into_iter().partition(is_past);
+        let resident = self.core.borrow().maps.fits_memory(&runs);
+        let loads = runs.into_iter().map(|(run, old, pages)| async move {
             // Nothing is looked up in runs of maps that are in memory.
             (self.load_run(run, !old && !resident, pages).await, old)
         });
@@ -505,12 +544,19 @@ impl<D: Device> Io<'_, D> {
             let run = Rc::new(run?);
             if old { top = Some(run) } else { young.push(run) }
         }
+        let (mut past_young, mut past_old) = (Vec::new(), None);
+        for (run, old, pages) in past {
+            let run = Rc::new(self.load_past(run, pages).await?);
+            if old { past_old = Some(run) } else { past_young.push(run) }
+        }
         let loaded =
             if resident { self.load_maps(young.iter().chain(&top).cloned()).await? } else { Loaded::default() };
         let core = &mut *self.core.borrow_mut();
         core.maps.resident = resident;
         (core.maps.young, core.maps.old) = (young.into(), top);
+        (core.maps.past.young, core.maps.past.old) = (past_young.into(), past_old);
         let covered = core.put_back(m, used);
+        core.past_changed();
         for (slot, map) in loaded.maps {
             if let Some(s) = core.maps.slots.get(&slot).and_then(|id| core.shards.get_mut(id)) {
                 (s.map, s.flushed) = (map, s.committed);
@@ -530,6 +576,12 @@ impl<D: Device> Io<'_, D> {
         }
         Ok(out)
     }
+}
+
+/// The kind of a page of a run of history behind those with layers: first the fences, then the counts.
+fn past_kind(page: u32, pages: u32) -> u16 {
+    let fences = pages.div_ceil(LAYER_FENCES as u32);
+    if page < pages + fences { PAGE_LAYER_FENCES } else { PAGE_TALLIES }
 }
 
 /// The append that a slot says was durable; 0 if it says none, or one that can't be.
@@ -587,6 +639,7 @@ impl Core {
         }
         for p in m.pins {
             let Some(s) = self.maps.slots.get(&p.slot).and_then(|id| self.shards.get_mut(id)) else { continue };
+            s.history.below.was_loose(p.is_loose);
             if p.later {
                 s.history.hint.join(&p.kept);
             } else {
@@ -614,7 +667,7 @@ impl Core {
         }
         for (slot, at, layer) in m.history {
             let Some(s) = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id)) else { continue };
-            s.history.table.put_back(at, &layer);
+            s.history.memory.put_back(at, &layer);
         }
         for (id, hint) in &self.hints {
             self.shards.get_mut(id).into_iter().for_each(|s| s.history.hint.join(hint));

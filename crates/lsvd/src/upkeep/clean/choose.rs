@@ -146,7 +146,7 @@ impl Core {
 
     /// Whether it is being found out what may be given up: which trims are in force, or what no version needs any more.
     pub fn is_finding(&self) -> bool {
-        self.running && (self.segs.is_asking() || self.segs.prune)
+        self.running && (self.segs.is_asking() || self.segs.prune || self.maps.past.is_looked_through)
     }
 
     /// True if segments without live data are on their way to be free: they are to be looked at, or what must be written

@@ -15,7 +15,8 @@ use crate::log::tomb_list::TombList;
 use crate::map::extents::{Extent, ExtentMap};
 use crate::shard::Shard;
 use crate::shard::history::is_of_times;
-use crate::{Engine, RuleMutant};
+use crate::shard::history::table::Table;
+use crate::{CARRY_ENTRIES_MAX, Engine, RuleMutant};
 use freebs_format::{CarryBody, CarryEntry, ExtentKind, FrameHead, FrameKind};
 use freebs_io::Device;
 use freebs_types::limits::SHARD_ADDRESSES;
@@ -38,7 +39,8 @@ impl Core {
             return true;
         }
         let list = &s.tomb_list;
-        if list.in_index() > 0 || !self.maps.nothing_below() || list.blocks() > AT_ONCE {
+        let in_memory = self.maps.nothing_below() && self.maps.past.is_empty();
+        if list.in_index() > 0 || !in_memory || list.blocks() > AT_ONCE {
             self.segs.asked.insert(id);
             self.tomb_wake.notify_one();
             return false;
@@ -49,7 +51,7 @@ impl Core {
             let list = found.entry((shard, s.slot)).or_default();
             gather(id, &s.committed_view(start, end), list);
             if s.keeps_history() && !self.segs.leaves_out(RuleMutant::PinnedTrimsDie) {
-                s.covered_tombs(id, s.layers(start, end), |a, e| list.push(tomb_entry(a, e)));
+                s.covered_tombs(id, s.layers(start, end, Table::default()), |a, e| list.push(tomb_entry(a, e)));
             }
         }
         self.segs.get_mut(id).tombs = Some(found);
@@ -147,6 +149,9 @@ impl<D: Device> Engine<D> {
         while let Some(from) = self.io().next_own_entry(shard, at).await?.filter(|a| *a < end) {
             let window = if is_of_times(from) { TIMES_WINDOW } else { WINDOW };
             at = from.saturating_add(window).min(end);
+            if !is_of_times(from) {
+                at = self.inner.core.borrow().past_end(shard, from, at, CARRY_ENTRIES_MAX)?;
+            }
             let here = |_: &Core, _: &Shard, view: &ExtentMap| {
                 gather(id, view, out);
                 Ok(())
@@ -215,9 +220,9 @@ mod tests {
     use crate::Options;
     use crate::log::geometry::Geometry;
     use crate::log::place::At;
+    use crate::map::extents::Layer;
     use crate::shard::Shard;
     use crate::shard::history::pins::PinOp;
-    use crate::shard::history::table::Layer;
     use crate::shard::overlay::Uncommitted;
     use crate::shard::tip::Tip;
     use freebs_format::{CarryBody, ExtentKind, Pin};
@@ -286,7 +291,7 @@ mod tests {
         s.committed = Sequence(2);
         s.apply_pins(Sequence(2), &[PinOp::Take(Pin { version: Version(2), ..Pin::default() })], segs);
         s.map.push(5, zero(1, 0));
-        s.history.table.put_back(5, &Layer { e: zero(1, 0), to: Version(3) });
+        s.history.memory.put_back(5, &Layer { e: zero(1, 0), to: Version(3), found: false, level: 0 });
         s.overlay.put(Uncommitted {
             sequence: Sequence(3),
             before: Tip::default(),

@@ -1,0 +1,156 @@
+//! History that is larger than its memory: in runs, and what becomes of it there.
+
+use crate::common::*;
+use crate::crash_device::crash_device;
+use crate::history::{erase_checkpoints, open};
+use freebs_format::{ExtentKind, UpdateKind};
+use freebs_io::faults::CrashDevice;
+use freebs_lsvd::{Options, Record};
+use freebs_types::{BLOCK, Sequence, ShardId, Version, ViewNumber};
+
+const SHARD: ShardId = ShardId::new(1, 0);
+/// A few dozen superseded extents fit.
+const SMALL: Options = Options { map_bytes: 64 << 10, checkpoint_bytes: 1 << 40 };
+
+struct Log {
+    rig: Rig,
+    device: CrashDevice,
+    chain: Chain,
+}
+
+impl Log {
+    async fn new() -> Self {
+        let device = crash_device(40 << 20, 1);
+        create_log(device.clone(), &shape(30)).await.unwrap();
+        Self { rig: open(&device, SMALL).await, device, chain: Chain::new(SHARD) }
+    }
+
+    /// Writes a block; the content tells which time it is.
+    fn write(&mut self, block: u32, n: u64) {
+        let op = Op { extents: vec![(ExtentKind::Data, block, 1)], fill: n * 1000 };
+        self.rig.append(Record::Frame(self.chain.frame(&[op])));
+    }
+
+    fn pin(&mut self, op: (UpdateKind, u64)) -> u64 {
+        self.rig.append(Record::Frame(self.chain.pins(&[op])));
+        self.chain.version
+    }
+
+    /// Commits all, and lets the engine do what is due.
+    async fn settle(&self) {
+        self.rig.settle().await;
+        self.rig.engine.committed(SHARD, Sequence(self.chain.sequence));
+        for _ in 0..3000 {
+            tokio::task::yield_now().await;
+        }
+        self.rig.engine.check();
+        self.rig.engine.check_past().await.unwrap();
+    }
+
+    /// Stops, and begins again with the log alone.
+    async fn again(self) -> Self {
+        let Self { rig, device, chain } = self;
+        rig.stop().await;
+        erase_checkpoints(&device).await;
+        Self { rig: open(&device, SMALL).await, device, chain }
+    }
+
+    fn kept(&self) -> u64 {
+        self.rig.engine.history(SHARD).unwrap().extents
+    }
+
+    fn live(&self) -> u64 {
+        self.rig.engine.space().live_bytes / BLOCK as u64
+    }
+}
+
+/// All history was in memory, however much of it there was.
+#[test]
+fn memory_has_a_part_of_the_history_and_every_version_is_read() {
+    local(async {
+        let mut log = Log::new().await;
+        log.pin((UpdateKind::Retain, 0));
+        for n in 0..1200u64 {
+            log.write((n * 7 % 40) as u32, n);
+            if n % 50 == 0 {
+                log.settle().await;
+            }
+        }
+        log.settle().await;
+        for turn in 0..2 {
+            assert_eq!((log.kept(), log.live()), (1160, 1200), "turn {turn}");
+            let in_memory = log.rig.engine.past_in_memory(SHARD);
+            assert!(in_memory < 100, "{in_memory} of 1160 extents are in memory");
+            for n in [40, 41, 399, 700, 1198] {
+                let then = log.rig.read_version(SHARD, Some(Version(n + 2)), 40).await.unwrap();
+                let block = (n * 7 % 40) as u32;
+                assert_eq!(then[&block], Cell8::Data(n * 1000 + u64::from(block)), "write {n}");
+            }
+            log = log.again().await;
+            log.settle().await;
+        }
+        log.rig.stop().await;
+    });
+}
+
+/// Nothing was looked for in runs after a start, though what they had was given up while the log was read.
+#[test]
+fn what_was_given_up_in_the_log_is_free_after_a_start() {
+    local(async {
+        let mut log = Log::new().await;
+        (0..40).for_each(|b| log.write(b, 1));
+        let first = log.pin((UpdateKind::Snapshot, 0));
+        (0..40).for_each(|b| log.write(b, 2));
+        log.settle().await;
+        assert_eq!((log.kept(), log.live()), (40, 80));
+        log.pin((UpdateKind::Release, first));
+        log.pin((UpdateKind::Snapshot, 0));
+        (0..40).for_each(|b| log.write(b, 3));
+        log.settle().await;
+        assert_eq!((log.kept(), log.live()), (40, 80), "what the first one kept is free");
+        log = log.again().await;
+        log.settle().await;
+        assert_eq!((log.kept(), log.live()), (40, 80));
+        log.rig.stop().await;
+    });
+}
+
+/// A window that was bounded by bytes was given up as a whole, as versions are counted many together.
+#[test]
+fn a_window_in_runs_is_bounded_by_bytes_in_proportion() {
+    local(async {
+        let mut log = Log::new().await;
+        log.pin((UpdateKind::Retain, 0));
+        (0..900).for_each(|n| log.write(n % 8, u64::from(n)));
+        log.settle().await;
+        let from = log.rig.engine.retain_from(SHARD, u64::MAX, 450 * BLOCK as u64).unwrap().unwrap();
+        assert!((300..700).contains(&from.0), "{from}");
+        log.pin((UpdateKind::Retain, from.0));
+        log.settle().await;
+        assert!(log.kept() <= 900 - from.0 + 900 / 8, "{} are kept from {from} on", log.kept());
+        log.pin((UpdateKind::Release, 0));
+        log.settle().await;
+        assert_eq!((log.kept(), log.live()), (0, 8));
+        log.rig.stop().await;
+    });
+}
+
+/// A shard that is deleted takes its part of the runs with it.
+#[test]
+fn the_runs_of_a_shard_that_is_gone_are_given_up() {
+    local(async {
+        let mut log = Log::new().await;
+        log.pin((UpdateKind::Retain, 0));
+        (0..600).for_each(|n| log.write(n % 8, u64::from(n)));
+        log.settle().await;
+        assert!(log.rig.engine.past_pages() > 0);
+        assert_eq!(log.kept(), 592);
+        log.rig.append(Record::Forget { shard: SHARD, promised: ViewNumber(0) });
+        log.rig.settle().await;
+        for _ in 0..3000 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!((log.live(), log.rig.engine.past_pages()), (0, 0));
+        log.rig.stop().await;
+    });
+}
