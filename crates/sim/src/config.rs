@@ -243,14 +243,11 @@ impl Config {
             sync_latency: Nanos(luck.spread(100_000, 8_000_000)),
         };
         let delay_min = luck.spread(20_000, 500_000);
+        let is_lossy = matches!(profile, "links" | "everything");
         let net = NetConfig {
             delay_min: Nanos(delay_min),
             delay_max: Nanos(delay_min * luck.range(2, 20)),
-            lost: if matches!(profile, "links" | "everything") {
-                [0.0, 0.002, 0.02][luck.below(3) as usize]
-            } else {
-                0.0
-            },
+            lost: if is_lossy { [0.0, 0.002, 0.02][luck.below(3) as usize] } else { 0.0 },
             flipped: if matches!(profile, "links" | "rot") { [0.0, 0.02][luck.below(2) as usize] } else { 0.0 },
             encoded: luck.chance(0.3),
             patience_min: Nanos::from_millis(100),

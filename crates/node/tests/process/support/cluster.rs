@@ -416,10 +416,10 @@ impl Cluster {
         wait_for("the end of killed processes", || pids.iter().all(|pid| has_ended(*pid)).then_some(()));
     }
 
-    /// `kill -9` of whatever of it still runs.
+    /// `kill -9` of whatever of it still runs. What a killed process has asked of the disk is waited for before it ends.
     pub fn sweep(&self) {
-        let mut killed = Vec::new();
-        for _ in 0..200 {
+        let (mut killed, begun) = (Vec::new(), Instant::now());
+        while begun.elapsed() < Duration::from_secs(60) {
             let left = self.processes();
             if left.is_empty() && killed.iter().all(|pid| has_ended(*pid)) {
                 return;
