@@ -128,7 +128,7 @@ impl Failures {
         nodes.iter().filter(|n| n.silent_ms >= gone_ms).map(|n| n.node).collect()
     }
 
-    /// What is to be decided, if anything: shorter chains where those that have failed are needed, other heads for them, or for
+    /// The commands that are due, if any: shorter chains where those that have failed are needed, other heads for them, or for
     /// one that does not open its view, and other members for those that are gone. Who is not in `failed` counts as there.
     pub fn decide(
         &mut self,
