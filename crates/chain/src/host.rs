@@ -544,6 +544,7 @@ impl Host {
             if r.info.as_ref().is_none_or(|i| i.snapshots != info.snapshots || i.active != info.active) {
                 r.snapshots_changed();
             }
+            r.leases.given_out(info.generation, ctx.now);
             r.info = Some(ShardInfo { active: info.active.max(known), known: info.known.max(known), ..info });
             r.note_active(ctx);
             r.begins = r.info.as_ref().and_then(|i| i.fork).map_or(r.begins, |f| fork_name(ctx.config.cluster, &f));

@@ -28,6 +28,8 @@ pub(crate) struct Leases {
     begun: bool,
     /// The attach frame of the present generation, 0 if it is not in this log behind what was durable at the start.
     attached_at: Sequence,
+    /// The newest generation that was given out, and since when its driver could have come here.
+    given_out: (Generation, Nanos),
 }
 
 impl Leases {
@@ -57,6 +59,19 @@ impl Leases {
 
     pub fn attached_at(&mut self, sequence: Sequence) {
         self.attached_at = sequence;
+    }
+
+    /// The control plane gave this generation out.
+    pub fn given_out(&mut self, generation: Generation, now: Nanos) {
+        if generation > self.given_out.0 {
+            self.given_out = (generation, now);
+        }
+    }
+
+    /// Drivers can come from now on.
+    pub fn wait_for_all(&mut self, now: Nanos) {
+        self.wait_for_driver(now);
+        self.given_out.1 = now;
     }
 
     /// From now on the driver could have leases, and has this long to ask.
@@ -124,8 +139,15 @@ impl Replica {
 
     /// The present generation, if its driver could have a lease here, has none, and has not asked for as long as one
     /// lasts. One that has just attached, or whose shard has a new view, is given that time first; one that is alive
-    /// asks once a second.
+    /// asks once a second. Of a generation whose driver never came that is so after `DRIVER_COMES` in an active view.
     pub fn lapsed(&self, now: Nanos) -> Option<Generation> {
+        let (newest, since) = self.leases.given_out;
+        let is_known =
+            newest < self.attach.generation || newest == self.attach.generation && self.attach.driver != DriverId(0);
+        if !is_known {
+            let could_come = self.active_known && self.serves() && now >= since.plus(timing::DRIVER_COMES);
+            return Some(newest).filter(|g| could_come && *g > Generation(0));
+        }
         let is_silent = self.may_lease(None) && !self.is_leased(now) && self.leases.quiet <= now;
         is_silent.then_some(self.attach.generation)
     }

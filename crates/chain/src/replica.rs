@@ -761,7 +761,7 @@ impl Replica {
             return;
         }
         self.active_known = true;
-        self.leases.wait_for_driver(ctx.now);
+        self.leases.wait_for_all(ctx.now);
         let Some(news) = self.news() else { return };
         for link in self.clients.keys() {
             ctx.out.send(*link, Message::View(news.clone()));

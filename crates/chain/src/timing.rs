@@ -29,6 +29,9 @@ pub(crate) const LEVEL_COUNTS: Nanos = Nanos::from_millis(1000);
 pub(crate) const HEAD_ANSWER_DELAY: Nanos = Nanos::from_millis(3);
 /// A lease runs this long from the member's answer (L1, L2).
 pub(crate) const LEASE: Nanos = Nanos::from_millis(timing::LEASE_MS);
+/// A driver that was given a generation has come to the members of an active view after this time, or comes no more. Its link
+/// may have to be made anew twice until then.
+pub(crate) const DRIVER_COMES: Nanos = Nanos::from_millis(3 * timing::LEASE_MS);
 
 /// A head orders nothing behind its cut of a snapshot for this long at most (S2). Several times what an election of the
 /// control plane's leader takes, and no longer than leases run: a client's writes wait for it.

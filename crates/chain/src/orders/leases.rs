@@ -364,6 +364,42 @@ fn a_driver_that_was_not_seen_has_not_lapsed() {
     assert_eq!(s.r.lapsed(s.now), Some(Generation(2)));
 }
 
+/// A driver that died between the control plane's answer and its first message held its volume for ever: no member knew it, so
+/// none could say that it had lapsed.
+#[test]
+fn a_driver_that_never_came_lapses() {
+    let (mut s, mut c) = attached();
+    s.r.leases.given_out(Generation(2), s.now);
+    s.pass(3 * LEASE_MS - 1);
+    assert_eq!(s.r.lapsed(s.now), None, "it may be on its way");
+    s.r.leases.given_out(Generation(2), s.now);
+    s.pass(1);
+    assert_eq!(s.r.lapsed(s.now), Some(Generation(2)));
+    s.play(|r, ctx| {
+        r.learn_attach(ctx, AttachBody { generation: Generation(2), ..AttachBody::default() }, Sequence(2))
+    });
+    assert_eq!(s.r.lapsed(s.now), Some(Generation(2)), "a view frame names it, and nobody comes");
+    s.take(c.attach(2, 10));
+    assert_eq!(s.r.lapsed(s.now), None, "there it is");
+    s.durable(3);
+    s.pass(LEASE_MS);
+    assert_eq!(s.r.lapsed(s.now), Some(Generation(2)));
+    s.r.leases.given_out(Generation(3), s.now);
+    s.pass(3 * LEASE_MS);
+    s.play(|r, ctx| r.on_seal(ctx, LinkId(1), (ViewNumber(2), ViewNumber(1)), None));
+    assert_eq!(s.r.lapsed(s.now), None, "it waits for a view");
+    s.take(c.open(2));
+    s.durable(4);
+    let ticket = s.tickets;
+    s.play(|r, ctx| r.on_mark_durable(ctx, ticket));
+    s.pass(3 * LEASE_MS);
+    s.play(|r, ctx| r.learn_active(ctx));
+    s.pass(3 * LEASE_MS - 1);
+    assert_eq!(s.r.lapsed(s.now), None, "it has not heard of the view yet");
+    s.pass(1);
+    assert_eq!(s.r.lapsed(s.now), Some(Generation(3)));
+}
+
 /// A member that gives no leases says nothing about those who have none; when it can again, they get the time to ask.
 #[test]
 fn an_attachment_does_not_lapse_with_its_view() {
