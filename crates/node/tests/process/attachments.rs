@@ -1,12 +1,16 @@
 //! Who may use a volume: one gateway takes it from another under load, and from then on the other one gets errors only.
 
 use crate::support::cluster::{Cluster, Setup, scratch};
+use crate::support::control::request;
 use crate::support::gateway::Gateway;
 use crate::support::load::{Answers, block_of, number_of};
 use crate::support::nbd::{Client, Op};
 use crate::support::rng::Rng;
-use crate::support::tools::say;
+use crate::support::tools::{say, told, wait_for};
 use crate::support::{Raised, Weight, full, turn};
+use freebs_control::Command;
+use freebs_control::api::{Reply, Request};
+use freebs_types::Hash32;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -159,6 +163,40 @@ fn a_host_that_is_gone_loses_its_volumes_to_who_asks() {
     let out = c.cli(&["events", "--volume", "demo"]);
     let events = String::from_utf8_lossy(&out.stdout);
     assert!(events.contains("taken_over") && events.contains("from old, whose attachment had lapsed"), "{events}");
+    drop(client);
+    c.verify("demo");
+}
+
+/// A driver was given a generation, and died before any node heard from it. Others are refused until it could have come,
+/// and then have the volume without being told to use force.
+#[test]
+fn an_attachment_whose_driver_never_came_ends() {
+    let _turn = turn(Weight::Light);
+    let c = Cluster::up(Setup::default());
+    c.wait_healthy("demo");
+    let mut client = Client::attach(&c.place, "demo");
+    client.write(0, &[1; 4096]);
+    drop(client);
+    wait_for("the volume is nobody's", || c.volume("demo")["attached"].is_null().then_some(()));
+    let volume = serde_json::from_value(c.volume("demo")["id"].clone()).expect("a number");
+    let command = Command::AttachVolume {
+        volume,
+        identity: Hash32([7; 32]),
+        name: "ghost".into(),
+        force: false,
+        since: None,
+        lapsed: false,
+    };
+    let reply = request(&c.address(), &Request::Submit { command });
+    assert!(matches!(reply, Ok(Reply::Done(_))), "{reply:?}");
+    let detach = || c.cli(&["volume", "detach", "demo"]);
+    let refused = detach();
+    assert_eq!(refused.status.code(), Some(1), "it may be on its way: {}", told(&refused));
+    assert!(told(&refused).contains("ghost"), "{}", told(&refused));
+    wait_for("it has lapsed", || detach().status.success().then_some(()));
+    let mut client = Client::attach(&c.place, "demo");
+    assert_eq!(client.read(0, 4096), [1; 4096]);
+    client.write(4096, &[2; 4096]);
     drop(client);
     c.verify("demo");
 }

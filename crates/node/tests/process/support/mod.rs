@@ -4,6 +4,7 @@
 //! Invariant: only processes that a test itself started are ended, by process id, and none outlives its test.
 
 pub mod cluster;
+pub mod control;
 pub mod device;
 pub mod gateway;
 pub mod image;
