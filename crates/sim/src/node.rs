@@ -610,22 +610,25 @@ impl Life {
     }
 }
 
-/// Accounting: what maps name is counted as live, and everything fits.
+/// Accounting: what maps name is counted as live, and everything fits. A member that learns a map meanwhile gets more.
 pub async fn check_space<D: Device>(world: &World, node: NodeId, engine: &Engine<D>) {
-    let space = engine.space();
-    let mut blocks = 0;
+    engine.check();
+    let before = engine.space();
+    let mut named_by = Vec::new();
     // Of those that a fork names some are its parent's, and count there.
     let is_fork = |s: &ShardId| engine.state(*s).is_some_and(|state| state.fork.is_some());
     // As of now: one that becomes flat while others are read was none of these when space was counted.
     let shards: Vec<ShardId> = engine.shards().into_iter().filter(|s| !is_fork(s)).collect();
     for shard in shards {
-        blocks += engine.digest(shard).await.map_or(0, |d| d.data_blocks);
+        let blocks = engine.digest(shard).await.map_or(0, |d| d.data_blocks);
+        named_by.push((shard, blocks * BLOCK as u64));
     }
-    let named = blocks * BLOCK as u64;
+    let space = engine.space();
+    let named: u64 = named_by.iter().map(|(_, bytes)| bytes).sum();
     let room = u64::from(space.used_segments) * space.segment_bytes;
     let fits = space.used_segments + space.free_segments <= space.limit_segments;
-    if space.live_bytes < named || space.live_bytes > room || !fits || space.poisoned {
-        world.violation(format!("node {node}: {space:?} does not fit {named} bytes of named blocks"));
+    if space.live_bytes.max(before.live_bytes) < named || space.live_bytes > room || !fits || space.poisoned {
+        world.violation(format!("node {node}: {space:?} does not fit {named} bytes of named blocks, {named_by:?}"));
     }
 }
 

@@ -368,6 +368,20 @@ fn a_frame_taken_out_of_a_segment_is_missed_although_it_may_be_given_up() {
     assert_eq!((walk(10, 12), walk(3, 9)), (1, 1), "what was learned is something else");
 }
 
+/// A member that learns, and is left behind again before it counts, learns what came meanwhile.
+#[test]
+fn frames_that_were_learned_one_part_after_the_other_are_not_missed() {
+    let s = Story { released: 25, ..history(6, |_| ()).without(|s| (9..12).contains(&s)) };
+    let breaks = |parts: &[(u64, u64)]| {
+        let mut walk = Walk::new(SHARD, s.last, released(25), Ask::default());
+        parts.iter().for_each(|(since, upto)| walk.learned(Sequence(*since), Sequence(*upto)));
+        s.facts.iter().rev().for_each(|f| walk.frame(f.clone()));
+        walk.finish().expect("no repairs").break_count
+    };
+    assert_eq!((breaks(&[(8, 9), (9, 11)]), breaks(&[(10, 20), (8, 10)])), (0, 0));
+    assert_eq!((breaks(&[]), breaks(&[(8, 9), (10, 11)]), breaks(&[(9, 11)])), (1, 1, 1));
+}
+
 #[test]
 fn lost_frames_that_the_node_knows_of_are_a_break_whatever_was_given_up() {
     let s = history(4, |_| ()).without(|s| (7..14).contains(&s));

@@ -586,13 +586,26 @@ impl Walk {
         }
     }
 
+    /// Whether the entries of all these frames were learned, in one go or in several.
+    fn was_learned(&self, first: Sequence, last: Sequence) -> bool {
+        let mut before = first;
+        loop {
+            let upto = self.learned.iter().filter(|(since, _)| *since < before).map(|(_, upto)| *upto).max();
+            match upto {
+                Some(upto) if last <= upto => return true,
+                Some(upto) if before <= upto => before = upto.next(),
+                _ => return false,
+            }
+        }
+    }
+
     /// Frames between `below` and the one that was met last are not here.
     fn gap(&mut self, below: Option<&Fact>) {
         let Some(want) = self.want else { return };
         let first = below.map_or(Sequence(1), |f| f.name.sequence.next());
         let last = want.sequence;
         let is_lost = self.holes.iter().any(|(from, to)| *from <= last && first <= *to);
-        let is_learned = self.learned.iter().any(|(since, upto)| *since < first && last <= *upto);
+        let is_learned = self.was_learned(first, last);
         // Frames are given up by whole segments. Two neighbours in one, or in two that were opened one right after the
         // other, have lost nothing in between to that.
         let is_inside = match (below, want.behind) {
