@@ -84,6 +84,9 @@ pub(crate) struct Inner<D: Device, O, P, K> {
     tasks: RefCell<JoinSet<()>>,
     last_append: Cell<Nanos>,
     stopped: Cell<bool>,
+    /// The reason why the device is out of use, for good.
+    failure: RefCell<Option<Error>>,
+    failing: Notify,
 }
 
 struct EngineListener<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock>(Weak<Inner<D, O, P, K>>);
@@ -100,7 +103,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Listener for Engin
 
     fn failed(&self, error: &Error) {
         if let Some(inner) = self.0.upgrade() {
-            Worker(inner).step(Event::EngineFailed(error.clone()));
+            Worker(inner).fail(error.clone());
         }
     }
 }
@@ -136,12 +139,14 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
             tasks: RefCell::new(JoinSet::new()),
             last_append: Cell::new(Nanos(0)),
             stopped: Cell::new(false),
+            failure: RefCell::new(None),
+            failing: Notify::new(),
         });
         inner.engine.set_listener(Rc::new(EngineListener(Rc::downgrade(&inner))));
         let worker = Self(inner);
         worker.spawn(|w| async move {
             if let Err(e) = w.0.engine.run().await {
-                w.step(Event::EngineFailed(e));
+                w.fail(e);
             }
         });
         worker.carry_out();
@@ -169,6 +174,23 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
     pub fn stop(&self) {
         self.0.stopped.set(true);
         self.0.tasks.borrow_mut().abort_all();
+    }
+
+    fn fail(&self, e: Error) {
+        self.0.failure.borrow_mut().get_or_insert_with(|| e.clone());
+        self.0.failing.notify_one();
+        self.step(Event::EngineFailed(e));
+    }
+
+    /// Waits until only a new start of the log can help: the device is out of use, and none of its replicas does anything any
+    /// more, or the map lost a page, and what that had can't be read. One caller at a time.
+    pub async fn failed(&self) -> Error {
+        loop {
+            if let Some(e) = self.0.failure.borrow().clone() {
+                return e;
+            }
+            self.0.failing.notified().await;
+        }
     }
 
     /// The log engine of its device.
@@ -371,6 +393,11 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                         w.trace(format!("log: no checkpoint: {e}"));
                     }
                 });
+            }
+            if self.0.engine.waits_for_start() {
+                let text = "a page of its map can't be read; a new start makes the map from the log";
+                self.0.failure.borrow_mut().get_or_insert_with(|| Error::corrupt(text));
+                self.0.failing.notify_one();
             }
             let damaged = self.0.engine.take_damaged(DAMAGED_MAX);
             if !damaged.is_empty() {

@@ -293,8 +293,8 @@ impl Core {
     }
 
     fn past_over(&self) -> Vec<ShardId> {
-        // History that can be written out is no burden to memory.
-        if !self.maps.past.is_stuck
+        // History that can be written out is no burden to memory. Behind a page that was lost nothing is written.
+        if !(self.maps.past.is_stuck || self.maps.damaged)
             || self.shards.values().map(Self::past_bytes).sum::<u64>() <= self.maps.history_bytes as u64
         {
             return Vec::new();

@@ -5,8 +5,9 @@ use crate::crash_device::crash_device;
 use crate::history::{erase_checkpoints, open};
 use freebs_format::{ExtentKind, UpdateKind};
 use freebs_io::faults::CrashDevice;
+use freebs_io::{AlignedBuf, Device, Durability};
 use freebs_lsvd::{Options, Record};
-use freebs_types::{BLOCK, Sequence, ShardId, Version, ViewNumber};
+use freebs_types::{BLOCK, ErrorKind, Sequence, ShardId, Version, ViewNumber};
 
 const SHARD: ShardId = ShardId::new(1, 0);
 /// A few dozen superseded extents fit.
@@ -91,6 +92,56 @@ fn memory_has_a_part_of_the_history_and_every_version_is_read() {
         }
         log.rig.stop().await;
     });
+}
+
+/// Nothing bounded history in memory once a page of a run was lost: it can't be written out, and the window was not made shorter.
+#[test]
+fn behind_a_lost_page_memory_says_that_the_window_takes_too_much() {
+    local(async {
+        let mut log = Log::new().await;
+        log.pin((UpdateKind::Retain, 0));
+        (0..1200u64).for_each(|n| log.write((n % 40) as u32, n));
+        log.settle().await;
+        assert!(log.rig.engine.past_pages() > 4);
+        log.rig.engine.checkpoint().await.unwrap();
+        log.rig.stop().await;
+        // Of the pages nothing is in memory.
+        log.rig = open(&log.device, SMALL).await;
+        assert!(lose_pages(&log.device).await > 4);
+        let mut lost = false;
+        for n in 2..1200 {
+            lost |=
+                log.rig.read_version(SHARD, Some(Version(n)), 40).await.is_err_and(|e| e.kind == ErrorKind::Corrupt);
+        }
+        assert!(lost, "a page is read again");
+        assert_eq!(log.rig.engine.past_over(), [], "most of it is in runs");
+        (0..1200u64).for_each(|n| log.write((n % 40) as u32, n));
+        log.rig.settle().await;
+        log.rig.engine.committed(SHARD, Sequence(log.chain.sequence));
+        for _ in 0..3000 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(log.rig.engine.past_over(), [SHARD]);
+        assert!(log.rig.engine.waits_for_start(), "the log makes the map anew");
+        log = log.again().await;
+        log.settle().await;
+        assert_eq!((log.kept(), log.rig.engine.past_over(), log.rig.engine.waits_for_start()), (2360, vec![], false));
+        log.rig.stop().await;
+    });
+}
+
+/// Zeroes all pages of runs.
+async fn lose_pages(device: &CrashDevice) -> usize {
+    let mut lost = 0;
+    for at in (0..device.len()).step_by(4096) {
+        let page = device.read(at, 4096).await.unwrap();
+        if page.starts_with(b"FBMP") {
+            let (_, done) = device.write(at, AlignedBuf::zeroed(4096), Durability::Durable).await;
+            done.unwrap();
+            lost += 1;
+        }
+    }
+    lost
 }
 
 /// Nothing was looked for in runs after a start, though what they had was given up while the log was read.

@@ -131,6 +131,14 @@ impl<C: ControlPlane> Core<C> {
         Ok((core, report))
     }
 
+    /// Waits until the device is out of use. A gateway has none.
+    pub async fn failed(&self) -> Error {
+        match &self.shards {
+            Some(shards) => shards.failed().await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Takes commands until it is told to stop.
     pub async fn run(self: Rc<Self>, mut commands: mpsc::UnboundedReceiver<Command>) {
         while let Some(command) = commands.recv().await {

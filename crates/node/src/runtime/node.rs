@@ -32,6 +32,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::task::JoinSet;
 
 /// The file beside the log from which the secrets of views are derived that have no slices.
 const SECRET_FILE: &str = "view-secret";
@@ -67,7 +68,7 @@ async fn node(options: NodeOptions) -> Result<()> {
         async move { route(greeted, &door).await }
     }));
     // A stop need not wait for a recovery, which changes nothing that the next one would miss.
-    let handles = tokio::select! {
+    let mut handles = tokio::select! {
         handles = start_workers(&options, &plane, &events) => handles?,
         () = stop.wait() => return Ok(()),
     };
@@ -90,7 +91,7 @@ async fn node(options: NodeOptions) -> Result<()> {
     tokio::task::spawn_local(schedules::keep(Arc::downgrade(&service)));
     door.open(service.clone(), workers.clone());
     let key = handles.host_key;
-    let ended = tokio::select! {
+    let mut ended = tokio::select! {
         registered = plane.register(&me, begun, key) => match registered {
             Ok(taken_in) => {
                 let taken_in = door.taken_in.get_or_init(|| taken_in);
@@ -104,9 +105,18 @@ async fn node(options: NodeOptions) -> Result<()> {
     if let Ok(false) = ended {
         tracing::info!(node = me.name, %listen, "up");
         tokio::task::spawn_local(keep_headroom(options.data.clone()));
-        told = stop.told().await;
+        tokio::select! {
+            asked = stop.told() => told = asked,
+            e = out_of_use(&mut handles.workers) => {
+                // Other members can't tell a log that does nothing from one that is slow; a node that is gone, they can. And
+                // a log that is opened again is read anew.
+                told = signals::Told::Stop;
+                ended = Err(e);
+            }
+        }
     }
-    events.tell(Told::new(EventKind::Node, "is being stopped").about(me.name.clone()));
+    let text = ended.as_ref().err().map_or_else(|| "is being stopped".to_owned(), |e| format!("ends: {e}"));
+    events.tell(Told::new(EventKind::Node, text).about(me.name.clone()));
     end_when_told_again(stop);
     if told == signals::Told::Stop {
         hand_over(&service).await;
@@ -114,6 +124,23 @@ async fn node(options: NodeOptions) -> Result<()> {
     stop_workers(handles.workers).await;
     tracing::info!(node = me.name, "stopped");
     ended.map(|_| ())
+}
+
+/// Waits until the log of any worker is of no use before it is started anew.
+async fn out_of_use(workers: &mut [WorkerHandle]) -> Error {
+    let mut failures: JoinSet<Option<(usize, Error)>> = JoinSet::new();
+    for (worker, handle) in workers.iter_mut().enumerate() {
+        let (_, none) = oneshot::channel();
+        let failed = std::mem::replace(&mut handle.failed, none);
+        failures.spawn_local(async move { failed.await.ok().map(|e| (worker, e)) });
+    }
+    while let Some(ended) = failures.join_next().await {
+        if let Ok(Some((worker, e))) = ended {
+            let text = format!("the log of worker {worker} can't go on as it is: {e}");
+            return Error { kind: e.kind, text: text.into() };
+        }
+    }
+    std::future::pending().await
 }
 
 /// From now on another signal ends the process where it stands, as a kill does: nothing relies on a clean end.

@@ -160,6 +160,8 @@ pub enum Command {
 pub struct WorkerHandle {
     pub commands: mpsc::UnboundedSender<Command>,
     pub report: Option<OpenReport>,
+    /// Hears why its device is out of use.
+    pub failed: oneshot::Receiver<Error>,
 }
 
 /// A worker whose device is recovered and not written to yet: it waits for the number of this start (rule V8).
@@ -168,7 +170,7 @@ pub struct OpenWorker {
     pub came_with: StartNumber,
     admit: oneshot::Sender<StartNumber>,
     commands: mpsc::UnboundedSender<Command>,
-    started: oneshot::Receiver<Result<Option<OpenReport>>>,
+    started: oneshot::Receiver<Result<Up>>,
 }
 
 impl OpenWorker {
@@ -176,8 +178,8 @@ impl OpenWorker {
     pub async fn start(self, start: StartNumber) -> Result<WorkerHandle> {
         // If it is gone, its error says why.
         let _ = self.admit.send(start);
-        let report = self.started.await.map_err(|_| ended())??;
-        Ok(WorkerHandle { commands: self.commands, report })
+        let up = self.started.await.map_err(|_| ended())??;
+        Ok(WorkerHandle { commands: self.commands, report: up.report, failed: up.failed })
     }
 }
 
@@ -217,11 +219,17 @@ pub async fn start_worker<C: ControlPlane>(spec: WorkerSpec<C>) -> Result<Worker
     let (commands, receiver) = mpsc::unbounded_channel();
     let (tell_started, started) = oneshot::channel();
     spawn_thread(spec, None, receiver, tell_started)?;
-    let report = started.await.map_err(|_| ended())??;
-    Ok(WorkerHandle { commands, report })
+    let up = started.await.map_err(|_| ended())??;
+    Ok(WorkerHandle { commands, report: up.report, failed: up.failed })
 }
 
-type Started = oneshot::Sender<Result<Option<OpenReport>>>;
+/// What a worker's thread says when it has begun.
+struct Up {
+    report: Option<OpenReport>,
+    failed: oneshot::Receiver<Error>,
+}
+
+type Started = oneshot::Sender<Result<Up>>;
 
 fn spawn_thread<C: ControlPlane>(
     spec: WorkerSpec<C>,
@@ -257,7 +265,12 @@ fn run_thread<C: ControlPlane>(
         }
         match Core::build(spec, admission).await {
             Ok((core, report)) => {
-                let _ = started.send(Ok(report));
+                let (tell, failed) = oneshot::channel();
+                let _ = started.send(Ok(Up { report, failed }));
+                let watched = core.clone();
+                tokio::task::spawn_local(async move {
+                    let _ = tell.send(watched.failed().await);
+                });
                 core.run(commands).await;
             }
             Err(e) => {

@@ -4,6 +4,7 @@
 //! What must be right is asserted. How long the stalls were is printed, and beside it how long they may be at most.
 
 mod all_nodes;
+mod device;
 mod figures;
 mod machine;
 mod many_moves;
