@@ -586,7 +586,7 @@ impl Walk {
         }
     }
 
-    /// Whether the entries of all these frames were learned, in one go or in several.
+    /// True if the entries of all these frames were learned, in one go or in several.
     fn was_learned(&self, first: Sequence, last: Sequence) -> bool {
         let mut before = first;
         loop {

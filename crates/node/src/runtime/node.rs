@@ -105,15 +105,7 @@ async fn node(options: NodeOptions) -> Result<()> {
     if let Ok(false) = ended {
         tracing::info!(node = me.name, %listen, "up");
         tokio::task::spawn_local(keep_headroom(options.data.clone()));
-        tokio::select! {
-            asked = stop.told() => told = asked,
-            e = out_of_use(&mut handles.workers) => {
-                // Other members can't tell a log that does nothing from one that is slow; a node that is gone, they can. And
-                // a log that is opened again is read anew.
-                told = signals::Told::Stop;
-                ended = Err(e);
-            }
-        }
+        (told, ended) = until_ended(&mut stop, &mut handles.workers).await;
     }
     let text = ended.as_ref().err().map_or_else(|| "is being stopped".to_owned(), |e| format!("ends: {e}"));
     events.tell(Told::new(EventKind::Node, text).about(me.name.clone()));
@@ -124,6 +116,16 @@ async fn node(options: NodeOptions) -> Result<()> {
     stop_workers(handles.workers).await;
     tracing::info!(node = me.name, "stopped");
     ended.map(|_| ())
+}
+
+/// Waits until the node is told to stop, or has to.
+async fn until_ended(stop: &mut Stop, workers: &mut [WorkerHandle]) -> (signals::Told, Result<bool>) {
+    tokio::select! {
+        told = stop.told() => (told, Ok(false)),
+        // Other members can't tell a log that does nothing from one that is slow; a node that is gone, they can. And a log
+        // that is opened again is read anew.
+        e = out_of_use(workers) => (signals::Told::Stop, Err(e)),
+    }
 }
 
 /// Waits until the log of any worker is of no use before it is started anew.

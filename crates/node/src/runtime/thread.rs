@@ -223,7 +223,7 @@ pub async fn start_worker<C: ControlPlane>(spec: WorkerSpec<C>) -> Result<Worker
     Ok(WorkerHandle { commands, report: up.report, failed: up.failed })
 }
 
-/// What a worker's thread says when it has begun.
+/// The answer of a worker's thread that has begun.
 struct Up {
     report: Option<OpenReport>,
     failed: oneshot::Receiver<Error>,
