@@ -182,11 +182,17 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         self.step(Event::EngineFailed(e));
     }
 
-    /// Waits until only a new start of the log can help: the device is out of use, and none of its replicas does anything any
-    /// more, or the map lost a page, and what that had can't be read. One caller at a time.
+    /// The reason why only a new start of the log can help: the device is out of use, and none of its replicas does anything any
+    /// more, or the map lost a page, and what that had can't be read.
+    #[must_use]
+    pub fn failure(&self) -> Option<Error> {
+        self.0.failure.borrow().clone()
+    }
+
+    /// Waits for that reason. One caller at a time.
     pub async fn failed(&self) -> Error {
         loop {
-            if let Some(e) = self.0.failure.borrow().clone() {
+            if let Some(e) = self.failure() {
                 return e;
             }
             self.0.failing.notified().await;

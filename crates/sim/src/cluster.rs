@@ -400,6 +400,7 @@ impl Cluster {
             }
             node.pause(false);
             self.control.lag(node.id, false);
+            node.settle();
             node.start();
         }
         for g in self.gateways() {

@@ -187,14 +187,16 @@ pub struct Node {
     pub is_old: Cell<bool>,
     /// Nothing is started, whoever wants that.
     held: Cell<bool>,
+    /// Faults are over: no process ends by itself any more.
+    settled: Cell<bool>,
 }
 
 impl Node {
     #[must_use]
     pub fn new(id: NodeId, disk: Disk, shared: Shared) -> Rc<Self> {
         let wall = Rc::new(Cell::new(WALL_BEGINS + id.0 * 77_777_777));
-        let (lives, process, dark, damaged, is_old, held) = Default::default();
-        Rc::new(Self { id, disk, shared, wall, lives, process, dark, damaged, is_old, held })
+        let (lives, process, dark, damaged, is_old, held, settled) = Default::default();
+        Rc::new(Self { id, disk, shared, wall, lives, process, dark, damaged, is_old, held, settled })
     }
 
     /// Makes the log, before the run begins.
@@ -356,6 +358,25 @@ impl Node {
         });
     }
 
+    /// From now on its processes go on, whatever becomes of their logs.
+    pub fn settle(&self) {
+        self.settled.set(true);
+    }
+
+    /// The log can't go on: the process ends soon, as a node's does, and is started again a while later.
+    fn end_with_log(self: &Rc<Self>, incarnation: u64, why: &Error) {
+        let (node, world) = (self.clone(), self.shared.world.clone());
+        world.say(|| format!("node {}: its log can't go on: {why}", self.id));
+        world.count("processes that ended with their log");
+        let wait = Nanos::from_millis(crate::rng::mix(self.id.0 ^ incarnation << 16) % 1000);
+        self.shared.world.after(wait, move || {
+            if node.incarnation() == Some(incarnation) && !node.settled.get() {
+                node.kill(Crash::Kill);
+                world.after(wait, move || node.start());
+            }
+        });
+    }
+
     /// The disk of its log, and that of its seat, if it has one.
     #[must_use]
     pub fn disks(&self) -> Vec<Disk> {
@@ -427,7 +448,12 @@ impl Life {
 
     async fn work(self, worker: SimWorker, _: TakenIn) {
         self.hear_shards(&worker, &self.plane.begin());
+        let mut ends = false;
         loop {
+            if let Some(why) = worker.failure().filter(|_| !ends) {
+                self.node.end_with_log(self.me.incarnation, &why);
+                ends = true;
+            }
             while let Some(state) = self.plane.next() {
                 self.hear_shards(&worker, &state);
             }
