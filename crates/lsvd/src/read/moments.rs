@@ -12,7 +12,7 @@ use crate::engine::Engine;
 use crate::engine::core::Core;
 use crate::engine::maps::look::Which;
 use crate::log::join::yield_now;
-use crate::map::extents::{ENTRY_BYTES, ExtentMap};
+use crate::map::extents::ExtentMap;
 use crate::shard::Shard;
 use crate::{PastVersion, TimesAbove};
 use freebs_format::ExtentKind;
@@ -287,21 +287,16 @@ impl<D: Device> Engine<D> {
 }
 
 impl Core {
-    /// Bytes of memory that the history of a shard takes, by and large: its extents, and a CRC of each block.
-    fn past_bytes(s: &Shard) -> u64 {
-        s.history.memory.len() * ENTRY_BYTES as u64 + s.history.memory.blocks() * 4
-    }
-
     fn past_over(&self) -> Vec<ShardId> {
         // History that can be written out is no burden to memory. Behind a page that was lost nothing is written.
         if !(self.maps.past.is_stuck || self.maps.damaged)
-            || self.shards.values().map(Self::past_bytes).sum::<u64>() <= self.maps.history_bytes as u64
+            || self.shards.values().map(|s| s.history.memory.bytes()).sum::<usize>() <= self.maps.history_bytes
         {
             return Vec::new();
         }
         // Only windows can be made shorter.
         let windows = || self.shards.iter().filter(|(_, s)| s.history.pins.kept.retain.is_some());
-        let each = || windows().map(|(id, s)| (*id, Self::past_bytes(s))).filter(|(_, bytes)| *bytes > 0);
+        let each = || windows().map(|(id, s)| (*id, s.history.memory.bytes())).filter(|(_, bytes)| *bytes > 0);
         let (all, shards) = each().fold((0, 0), |(all, n), (_, bytes)| (all + bytes, n + 1));
         // All that is being let go of is still there.
         let is_pruned = |id: &ShardId| self.shards.get(id).is_some_and(|s| s.history.is_pruned());

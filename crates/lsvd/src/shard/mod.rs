@@ -796,6 +796,10 @@ impl Shard {
         if to <= self.committed {
             return;
         }
+        if self.history.below.is_stuck(self.committed) {
+            // Its history was left out of the count while it had to stay in memory.
+            segs.past_grows(self.history.memory.bytes());
+        }
         self.committed = to;
         self.fronts.retain(|from, _| *from > to.0);
         self.marks.retain(|_, s| *s > to);

@@ -85,7 +85,7 @@ pub async fn base(teller: &Rig, s: &mut Story, since: u64) -> Base {
 }
 
 /// The state of the teller as of a committed frame that is still there.
-async fn base_at(teller: &Rig, since: u64, committed: u64) -> Base {
+pub async fn base_at(teller: &Rig, since: u64, committed: u64) -> Base {
     let frame = teller.engine.frame(SHARD, Sequence(committed)).await.unwrap();
     let h = frame.header();
     Base {

@@ -1,12 +1,13 @@
 //! History that is larger than its memory: in runs, and what becomes of it there.
 
 use crate::common::*;
+use crate::copies::{base_at, keeps, mark};
 use crate::crash_device::crash_device;
 use crate::history::{erase_checkpoints, open};
 use freebs_format::{ExtentKind, UpdateKind};
 use freebs_io::faults::CrashDevice;
 use freebs_io::{AlignedBuf, Device, Durability};
-use freebs_lsvd::{Options, Record};
+use freebs_lsvd::{MapPlace, MarkChange, Options, Record};
 use freebs_types::{BLOCK, ErrorKind, Sequence, ShardId, Version, ViewNumber};
 
 const SHARD: ShardId = ShardId::new(1, 0);
@@ -90,6 +91,49 @@ fn memory_has_a_part_of_the_history_and_every_version_is_read() {
             log = log.again().await;
             log.settle().await;
         }
+        log.rig.stop().await;
+    });
+}
+
+/// A member that learns keeps history in memory until it is committed there; it stayed there behind that.
+#[test]
+fn history_that_was_learned_goes_into_runs_when_it_is_committed() {
+    local(async {
+        let mut log = Log::new().await;
+        log.pin((UpdateKind::Retain, 0));
+        (0..1200u64).for_each(|n| log.write((n % 40) as u32, n));
+        log.settle().await;
+        let device = crash_device(40 << 20, 2);
+        create_log(device.clone(), &shape(30)).await.unwrap();
+        let rig = open(&device, SMALL).await;
+        let base = base_at(&log.rig, 0, log.chain.sequence).await;
+        let (upto, kept) = (base.last.sequence, log.rig.engine.kept_state(SHARD).unwrap());
+        rig.append(keeps(kept.clone()));
+        let mut place = Some(MapPlace::default());
+        while let Some(at) = place {
+            let none = Sequence(0);
+            let (body, data, next) = log.rig.engine.entries_with_past(SHARD, at, none, none, upto, 32).await.unwrap();
+            if !body.entries.is_empty() {
+                rig.append(Record::Carry { shard: SHARD, body, data, ticket: 1 });
+            }
+            rig.settle().await;
+            place = next;
+        }
+        assert!(rig.engine.past_in_memory(SHARD) > 1000, "{}", rig.engine.past_in_memory(SHARD));
+        rig.append(mark(MarkChange {
+            base: Some(Box::new(base)),
+            kept: Some(Box::new(kept)),
+            ..MarkChange::default()
+        }));
+        rig.settle().await;
+        for _ in 0..3000 {
+            tokio::task::yield_now().await;
+        }
+        let in_memory = rig.engine.past_in_memory(SHARD);
+        assert!(in_memory < 100, "{in_memory} extents are in memory");
+        let then = rig.read_version(SHARD, Some(Version(702)), 40).await.unwrap();
+        assert_eq!(then[&20], Cell8::Data(700 * 1000 + 20));
+        rig.stop().await;
         log.rig.stop().await;
     });
 }

@@ -10,7 +10,7 @@ use super::{Io, pause};
 use crate::engine::cleaning::Need;
 use crate::engine::core::Core;
 use crate::log::geometry::LAST_SEGMENTS;
-use crate::map::extents::{ENTRY_BYTES, ExtentMap, Layer, Outcome};
+use crate::map::extents::{ExtentMap, Layer, Outcome};
 use crate::map::levels::{Missing, Pages, gaps};
 use crate::map::page::{DATA_BLOCKS_MAX, OTHER_BLOCKS_MAX};
 use crate::map::past;
@@ -101,8 +101,7 @@ impl Core {
             return false;
         }
         // The estimate knows nothing of what was let go of.
-        let bytes = |s: &Shard| s.history.memory.len() as usize * ENTRY_BYTES + s.history.memory.blocks() as usize * 4;
-        let bytes = self.shards.values().filter(|s| !is_stuck(s)).map(bytes).sum();
+        let bytes = self.shards.values().filter(|s| !is_stuck(s)).map(|s| s.history.memory.bytes()).sum();
         self.segs.set_past_grown(bytes);
         bytes > most
     }

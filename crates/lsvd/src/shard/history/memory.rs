@@ -7,7 +7,7 @@
 //! - A layer of a frame that may be cut never leaves memory: who cuts the frame asks memory alone whose blocks they are.
 
 use super::table::{Judge, LayerName, Table};
-use crate::map::extents::{Extent, ExtentMap, Layer};
+use crate::map::extents::{ENTRY_BYTES, Extent, ExtentMap, Layer};
 use crate::map::past::PastRuns;
 use crate::map::tally::GroupEnd;
 use freebs_types::{Sequence, Version};
@@ -47,6 +47,11 @@ impl Memory {
 
     pub fn blocks(&self) -> u64 {
         self.tables().iter().map(|t| t.blocks()).sum()
+    }
+
+    /// Bytes that it takes, by and large: its layers, and a CRC of each block.
+    pub fn bytes(&self) -> usize {
+        self.len() as usize * ENTRY_BYTES + self.blocks() as usize * 4
     }
 
     pub fn insert(&mut self, start: u32, e: &Extent, to: Version, judge: &mut Judge<'_>) {
