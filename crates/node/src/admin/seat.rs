@@ -20,7 +20,7 @@ use crate::events::EventLog;
 use crate::timing;
 use crate::{files, headroom};
 use freebs_consensus::handle::{Desk, Handle, handle};
-use freebs_consensus::machine::what_is;
+use freebs_consensus::machine::{Machine, what_is};
 use freebs_consensus::note::{Instead, NOTE_BYTES, SeatNote};
 use freebs_consensus::wire::MESSAGE_VERSION;
 use freebs_consensus::{Options, Peer, Store, Timing, Watcher, limits};
@@ -30,14 +30,14 @@ use freebs_control::{Command, State};
 use freebs_io::Random;
 use freebs_io::linux::ring::Ring;
 use freebs_io::linux::{DeviceOptions, FileDevice, OsRandom};
-use freebs_types::{ClusterId, Error, ErrorKind, NodeId, Result, StartNumber, limits as common};
+use freebs_types::{ClusterId, Error, ErrorKind, HostPublic, NodeId, Result, StartNumber, limits as common};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::LocalSet;
 
@@ -55,6 +55,10 @@ pub struct SeatOptions {
     pub data: PathBuf,
     /// Nodes that the cluster begins with and where they are, this one included.
     pub members: Vec<Command>,
+    /// Others that this node knows of, and where they may be.
+    pub peers: BTreeMap<NodeId, String>,
+    /// Nodes join the cluster with tokens.
+    pub authority: Option<Authority>,
     /// It founds the cluster, if that was not done yet.
     pub founder: bool,
     /// The cluster was in use before: its state is somewhere, and is not begun anew.
@@ -65,6 +69,15 @@ pub struct SeatOptions {
     pub events: Arc<EventLog>,
     /// A node that is away for so long is replaced, as a voter and in its chains.
     pub replace_after: Duration,
+}
+
+/// Of a cluster that nodes join.
+#[derive(Clone, Copy, Debug)]
+pub struct Authority {
+    /// Public half of the authority's key.
+    pub key: HostPublic,
+    /// Public half of this node's.
+    pub identity: HostPublic,
 }
 
 /// What the seat's thread is told.
@@ -103,6 +116,8 @@ struct Seen {
     refused: AtomicBool,
     /// Messages of another version that were dropped, by the node that sent them.
     others: Mutex<BTreeMap<NodeId, u64>>,
+    /// Nodes that this one does not know, and when they were let in last.
+    knocked: Mutex<BTreeMap<NodeId, Instant>>,
 }
 
 impl SeatPort {
@@ -154,6 +169,21 @@ impl SeatPort {
                  freebs on all nodes: stop those that run another one, and start them with it"
             ))
         })
+    }
+
+    /// Who votes alone may run on an old copy of its store, and a node that it does not know may be one that joined since:
+    /// true if such a node is to be let in now, for a moment, so that the seats can find out.
+    pub fn may_knock(&self, node: NodeId) -> bool {
+        if self.seen.voters.load(Ordering::Relaxed) > 1 {
+            return false;
+        }
+        let mut all = self.seen.knocked.lock().unwrap_or_else(|e| e.into_inner());
+        let was_in = all.get(&node).is_some_and(|at| at.elapsed() < timing::KNOCK_AGAIN);
+        if was_in || (all.len() >= common::NODES_MAX && !all.contains_key(&node)) {
+            return false;
+        }
+        all.insert(node, Instant::now());
+        true
     }
 
     /// How many nodes vote, as far as is known here.
@@ -217,14 +247,7 @@ struct Seat {
 async fn open(options: &SeatOptions) -> Result<Seat> {
     let store = open_store(options).await?;
     let start = Rc::new(Cell::new(options.came_with));
-    let addresses: BTreeMap<NodeId, String> = options
-        .members
-        .iter()
-        .filter_map(|m| match m {
-            Command::RegisterNode { node, address, .. } => Some((*node, address.clone())),
-            _ => None,
-        })
-        .collect();
+    let addresses = options.addresses();
     let contacts = addresses.keys().copied().collect();
     let links = SeatLinks::new(options.cluster, options.node, addresses, start.clone());
     let book = links.book();
@@ -340,9 +363,18 @@ async fn foreign(peer: &SeatPeer, book: &Book) -> Error {
 }
 
 impl SeatOptions {
+    /// Where nodes are, as far as is known before anybody was asked.
+    fn addresses(&self) -> BTreeMap<NodeId, String> {
+        let mut all = self.peers.clone();
+        all.extend(self.members.iter().filter_map(|m| match m {
+            Command::RegisterNode { node, address, .. } => Some((*node, address.clone())),
+            _ => None,
+        }));
+        all
+    }
+
     fn others(&self) -> bool {
-        let of = |c: &Command| matches!(c, Command::RegisterNode { node, .. } if *node != self.node);
-        self.members.iter().any(of)
+        self.addresses().keys().any(|node| *node != self.node)
     }
 
     fn read_note(&self) -> Result<Option<SeatNote>> {
@@ -363,27 +395,44 @@ impl SeatOptions {
 
     /// What this node founds the cluster with, if it is the one to do that.
     fn founds_with(&self) -> Result<Option<State>> {
-        if !self.founder {
-            return Ok(None);
-        }
         let mut state = match earlier::read(&self.data, self.cluster)? {
-            Some(state) => state,
-            None if self.was_in_use || self.came_with.0 > 0 => return Ok(None),
+            // Among nodes that have joined the first is one as any: an operator says with the state which one founds.
+            Some(state) if self.founder || self.authority.is_some() => state,
+            Some(_) => return Err(self.unread("this node does not found the cluster by its cluster file")),
+            None if !self.founder || self.was_in_use || self.came_with.0 > 0 => return Ok(None),
             None => State::new(self.cluster),
         };
         for member in &self.members {
-            let Command::RegisterNode { node, .. } = member else { continue };
-            if state.node(*node).is_none() {
+            let is_known = |node| state.node(node).is_some();
+            if !matches!(member, Command::RegisterNode { node, .. } if is_known(*node)) {
                 state.apply(member.clone())?;
             }
+        }
+        if let Some(Authority { key, identity }) = self.authority {
+            state.begin_authority(key, self.node, identity)?;
         }
         Ok(Some(state))
     }
 
+    /// A state that was left here is not used: somebody has to look at it before it is out of the way.
+    fn unread(&self, why: &str) -> Error {
+        Error::invalid(format!(
+            "{} in {} has a control state that is not used, because {why}. Start the node that it was made for, or move \
+             both files {} away if it is not wanted; nothing was touched",
+            earlier::NAMES[0],
+            self.data.display(),
+            earlier::NAMES.join(" and ")
+        ))
+    }
+
+    fn nothing_unread(&self, why: &str) -> Result<()> {
+        if earlier::is_there(&self.data) { Err(self.unread(why)) } else { Ok(()) }
+    }
+
     fn lost(&self, why: &Error) -> Error {
         Error::not_found(format!(
-            "the control state is gone ({why}), and no other node has it; a new one would mix up this cluster's \
-             volumes. Put {STORE_FILE} and {NOTE_FILE} in {} back, or make it again from what the nodes' logs know \
+            "the control state is gone ({why}), and no other node is known that has it; a new one would mix up this \
+             cluster's volumes. Put {STORE_FILE} and {NOTE_FILE} in {} back, or make it again from what the nodes' logs know \
              (`freebs control rebuild`), or begin anew in another directory",
             self.data.display()
         ))
@@ -394,14 +443,8 @@ impl SeatOptions {
 /// cluster a second time, and give out the same numbers again.
 async fn in_use_elsewhere(options: &SeatOptions) -> bool {
     let mut asked = tokio::task::JoinSet::new();
-    for member in &options.members {
-        let Command::RegisterNode { node, address, .. } = member else { continue };
-        if *node != options.node {
-            asked.spawn_local(tokio::time::timeout(
-                timing::FOUND_ASK_MAX,
-                knows_state(address.clone(), options.cluster),
-            ));
-        }
+    for (_, address) in options.addresses().into_iter().filter(|(node, _)| *node != options.node) {
+        asked.spawn_local(tokio::time::timeout(timing::FOUND_ASK_MAX, knows_state(address, options.cluster)));
     }
     asked.join_all().await.into_iter().any(|known| known == Ok(true))
 }
@@ -448,15 +491,19 @@ async fn open_store(options: &SeatOptions) -> Result<Store> {
         Ok(store) => store,
         Err(e) => match note.instead(e.kind, options.others(), || options.founds_with())? {
             Instead::Found(_) if in_use_elsewhere(options).await => {
+                options.nothing_unread("another node has a control state of this cluster")?;
                 tracing::warn!("this node has lost its control store: the cluster is in use; it learns from others");
                 Store::create(device, mine, random()).await?
             }
             Instead::Found(state) => {
-                tracing::info!("the cluster begins here");
+                let authority = state.joining().authority().map(|key| format!("; its authority is {key}"));
+                let text = format!("the cluster begins here{}", authority.unwrap_or_default());
+                options.events.tell(Told::new(EventKind::Node, text));
                 Store::found(device, mine, random(), &state).await?
             }
             Instead::New => Store::create(device, mine, random()).await?,
             Instead::PutAside => {
+                options.nothing_unread("the control store beside it was in use")?;
                 tracing::error!(
                     "the control store can't be used: {e}. This node takes a new seat and learns from others"
                 );
@@ -470,7 +517,19 @@ async fn open_store(options: &SeatOptions) -> Result<Store> {
             Instead::Fails => return Err(e.at(options.data.join(STORE_FILE).display())),
         },
     };
+    if let Ok(Some(left)) = earlier::read(&options.data, options.cluster)
+        && !has_taken_over(&store, &left, options.cluster)
+    {
+        return Err(options.unread("the control store beside it is in use and older"));
+    }
     options.write_note(&note.in_use())?;
     earlier::put_aside(&options.data)?;
     Ok(store)
+}
+
+/// True if the store has at least what an earlier state has: the cluster was founded with that, or goes on behind it.
+fn has_taken_over(store: &Store, left: &State, cluster: ClusterId) -> bool {
+    let snapshot = store.read(|c| c.snapshot.as_ref().map(|s| s.bytes.clone()));
+    let machine = snapshot.and_then(|bytes| Machine::decode(&bytes, cluster).ok());
+    machine.is_some_and(|m| m.state.revision() >= left.revision())
 }

@@ -160,6 +160,8 @@ fn seat_options(dir: &Path, id: u64, addresses: &[String]) -> SeatOptions {
         events: EventLog::open(&data, &format!("node{id}")),
         data,
         members: addresses.iter().zip(1..).map(|(a, id)| member(id, a, 0)).collect(),
+        peers: BTreeMap::new(),
+        authority: None,
         founder: id == 1,
         was_in_use: false,
         came_with: StartNumber(0),
@@ -183,6 +185,17 @@ pub(super) async fn cluster(dir: &Path, nodes: u64) -> Vec<Node> {
         node.plane.newest().await.unwrap();
     }
     out
+}
+
+/// The first node of a cluster that nodes join with tokens.
+pub(super) async fn first_of_all(dir: &Path, authority: super::Authority) -> Node {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addresses = [listener.local_addr().unwrap().to_string()];
+    let options = SeatOptions { authority: Some(authority), ..seat_options(dir, 1, &addresses) };
+    let node = serve_node(1, listener, Plane::seat(options).await.unwrap());
+    node.plane.newest().await.unwrap();
+    register(&node, 1, 1).await;
+    node
 }
 
 fn follow(addresses: &[String]) -> Plane {

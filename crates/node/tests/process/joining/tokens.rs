@@ -1,0 +1,68 @@
+//! Tokens: asked for, listed and revoked, and never told to anybody off loopback.
+
+use super::{done, refused};
+use crate::support::servers::Servers;
+use crate::support::tools::{self, told};
+use crate::support::{PATIENCE, Weight, turn};
+use std::io::ErrorKind;
+use std::net::TcpListener;
+use std::time::Duration;
+
+/// The page starts a node and asks it for a token on the next line.
+#[test]
+fn a_token_waits_for_the_node() {
+    let _turn = turn(Weight::Light);
+    let mut s = Servers::made(1);
+    let mut cmd = s.freebs();
+    cmd.args(["cluster", "token"]);
+    let asked = std::thread::spawn(move || tools::output(&mut cmd, PATIENCE));
+    std::thread::sleep(Duration::from_millis(1500));
+    s.start("a");
+    let out = asked.join().expect("asked");
+    done(&out);
+    assert!(told(&out).contains("waiting for"), "{}", told(&out));
+}
+
+/// A token went in clear to whoever listens at an address that was mistyped.
+#[test]
+fn no_token_is_told_off_loopback() {
+    let _turn = turn(Weight::Light);
+    let s = Servers::begin(2);
+    let token = s.token("10min");
+    let catcher = TcpListener::bind("0.0.0.0:0").expect("a port");
+    catcher.set_nonblocking(true).expect("set");
+    // Whoever connects there reaches this host; it is no loopback address.
+    let far = format!("0.0.0.0:{}", catcher.local_addr().expect("an address").port());
+    refused(&s.join_at(&far, &token, "b", &[]), &["loopback"]);
+    refused(&s.cli(&["--cluster", &far, "cluster", "token"]), &["loopback"]);
+    let came = catcher.accept().map(drop).map_err(|e| e.kind());
+    assert_eq!(came, Err(ErrorKind::WouldBlock), "somebody connected");
+}
+
+#[test]
+fn tokens_are_listed_and_revoked() {
+    let _turn = turn(Weight::Light);
+    let s = Servers::begin(3);
+    let (used, leaked, good) = (s.token("10min"), s.token("20min"), s.token("30min"));
+    done(&s.join("a", &used, "b", &[]));
+    let list = s.json(&["cluster", "token", "--list"]);
+    let all = list["tokens"].as_array().expect("a list");
+    let lives: Vec<_> =
+        all.iter().map(|t| t["expires_ms"].as_u64().unwrap() - t["made_ms"].as_u64().unwrap()).collect();
+    assert_eq!(lives, [600_000, 1_200_000, 1_800_000], "the oldest first");
+    assert_eq!((all[0]["used_by"].as_str(), all[1].get("used_by")), (Some("b"), None));
+    let text = told(&s.cli(&["cluster", "token", "--list"]));
+    let prefix = all[1]["id"].as_str().expect("a text");
+    assert!(text.contains(prefix) && text.contains("used by b") && !text.contains(&leaked[112..160]), "{text}");
+    refused(&s.cli(&["cluster", "token", "--revoke", all[0]["id"].as_str().unwrap()]), &["was used by b"]);
+    refused(&s.cli(&["cluster", "token", "--revoke", "xyz"]), &["--list"]);
+    done(&s.cli(&["cluster", "token", "--revoke", &prefix[..6]]));
+    refused(&s.join("a", &leaked, "c", &[]), &["does not know this token"]);
+    let revoked = s.json(&["cluster", "token", "--revoke", "all"]);
+    assert_eq!(revoked["revoked"].as_array().expect("a list").len(), 1, "the other one that nobody used");
+    refused(&s.join("a", &good, "c", &[]), &["does not know this token"]);
+    let events = told(&s.cli(&["events"]));
+    for word in ["a token was made", "was revoked", "with the token"] {
+        assert!(events.contains(word), "{word}: {events}");
+    }
+}
