@@ -307,6 +307,9 @@ pub enum Reply {
     Revoked {
         /// The ids of those that it ended.
         tokens: Vec<String>,
+        /// Those that were used before it could end them.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        used: Vec<TokenStatus>,
     },
     /// To `Join`.
     Joined(Joined),

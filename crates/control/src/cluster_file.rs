@@ -2,6 +2,7 @@
 
 use crate::limits::NUMBER_MAX;
 use crate::rules;
+use crate::state::Node;
 use freebs_types::{ClusterId, Error, HostPublic, NodeId, Result, limits};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -39,6 +40,9 @@ pub struct ClusterFile {
     /// In a cluster with an authority: other members, as this node last knew them. Hints where to ask, and nothing else.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<ClusterPeer>,
+    /// The node had the only vote when the peers were noted last: none of them can go on without it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub only_vote: bool,
 }
 
 /// Another node, as one that joins is told of it.
@@ -53,6 +57,16 @@ pub struct ClusterPeer {
     pub address: String,
     /// Workers of the node.
     pub workers: u16,
+    /// It has run: one that has joined and never ran may never come.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_run: bool,
+}
+
+impl From<&Node> for ClusterPeer {
+    fn from(n: &Node) -> Self {
+        let has_run = n.start.0 > 0;
+        Self { id: n.id, name: n.name.clone(), address: n.address.clone(), workers: n.workers, has_run }
+    }
 }
 
 /// A node as the cluster begins with it.
@@ -85,7 +99,16 @@ impl ClusterFile {
             authority: None,
             founds: false,
             peers: Vec::new(),
+            only_vote: false,
         }
+    }
+
+    /// False if no other node has the control state and can go on with it: it would need this one's vote. There are three
+    /// votes as soon as three nodes have run.
+    #[must_use]
+    pub fn can_be_without(&self) -> bool {
+        let others = self.peers.iter().filter(|p| p.has_run).count();
+        self.authority.is_none() || others > 1 || (others == 1 && !self.only_vote)
     }
 
     /// The file in `bytes`, checked; data directories are as it names them. `Corrupt` if it is no JSON of this kind,

@@ -1,9 +1,9 @@
 //! Nodes that come into a cluster with an authority: tokens, and the one command that makes a member.
 //!
 //! Invariants: a token makes one node, and not after its end; in a cluster with an authority nobody is registered who
-//! did not come so; the number of a node is never given to another one; no clock takes away a token that nobody used. The
-//! secrets of tokens are not here, only their
-//! hashes, and followers are not even told these.
+//! did not come so; the number of a node is never given to another one. A token that nobody used is forgotten only when it
+//! is revoked, or when it has ended and another one needs its place. The secrets of tokens are not here, only their hashes,
+//! and followers are not even told these.
 
 use crate::command::{NewNode, Outcome};
 use crate::limits;
@@ -78,11 +78,11 @@ impl State {
                 false => Err(Error::invalid("there is such a token already")),
             };
         }
-        // No clock takes a token away that nobody used: it may be ahead.
-        if self.joining().tokens().len() >= limits::TOKENS_MAX && !self.joining_mut().forget_used() {
+        // No clock takes a token away that is not in the way: it may be ahead.
+        if self.joining().tokens().len() >= limits::TOKENS_MAX && !self.joining_mut().forget_one(now_ms) {
             return Err(Error::no_space(format!(
-                "{} tokens were made that nobody used; use one of those (`freebs cluster token --list`), or end them with \
-                 `freebs cluster token --revoke all`",
+                "{} tokens were made that are good and that nobody used; use one of those, or end them with `freebs cluster \
+                 token --revoke` (`freebs cluster token --list` shows them)",
                 limits::TOKENS_MAX
             )));
         }

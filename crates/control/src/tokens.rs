@@ -71,11 +71,12 @@ impl Joining {
         self.tokens.retain(|hash, _| !gone.contains(hash));
     }
 
-    /// Forgets the oldest of those that were used; false if there is none.
-    pub(crate) fn forget_used(&mut self) -> bool {
+    /// Forgets the oldest of those that were used, or else that which has ended first; false if there is none.
+    pub(crate) fn forget_one(&mut self, now_ms: u64) -> bool {
         let used = self.tokens.values().filter(|t| t.used_by.is_some());
-        let oldest = used.min_by_key(|t| (t.made_ms, t.hash)).map(|t| t.hash);
-        oldest.is_some_and(|hash| self.tokens.remove(&hash).is_some())
+        let ended = self.tokens.values().filter(|t| t.expires_ms <= now_ms);
+        let oldest = used.min_by_key(|t| (t.made_ms, t.hash)).or_else(|| ended.min_by_key(|t| (t.expires_ms, t.hash)));
+        oldest.map(|t| t.hash).is_some_and(|hash| self.tokens.remove(&hash).is_some())
     }
 
     /// A token has made a node.

@@ -1,6 +1,6 @@
 //! The cluster file: which nodes a cluster begins with, and where a node that starts may find the others.
 //!
-//! Its first node founds the cluster, once. From then on the control plane says who the nodes are; the file says which
+//! Its first node founds the cluster, once; in a cluster with an authority the one whose file says so. From then on the control plane says who the nodes are; the file says which
 //! of them this machine runs, and with what. Paths in it are relative to the file.
 
 use crate::{files, headroom};
@@ -134,6 +134,11 @@ mod tests {
         assert!(load(&path).unwrap_err().to_string().contains("can't be read"));
     }
 
+    fn peer_at(port: u16) -> ClusterPeer {
+        let address = format!("127.0.0.1:{port}");
+        ClusterPeer { id: NodeId(2), name: format!("at{port}"), address, workers: 1, has_run: false }
+    }
+
     /// A peer that had moved made a file that no start could read.
     #[test]
     fn peers_are_hints_and_one_node_founds() {
@@ -144,6 +149,7 @@ mod tests {
             name: format!("node{id}"),
             address: format!("127.0.0.1:{port}"),
             workers: 1,
+            has_run: true,
         };
         let mut file = begin(vec![node(1)]);
         file.authority = Some(freebs_types::HostPublic([1; 32]));
@@ -162,6 +168,24 @@ mod tests {
         refused(&|f| f.authority = None);
         refused(&|f| f.nodes.push(node(2)));
         refused(&|f| f.nodes[0].id = NodeId(u64::MAX));
+    }
+
+    /// The only vote was put aside with its store, and a node that has none was waited for.
+    #[test]
+    fn of_two_nodes_only_one_votes() {
+        let peer =
+            |id: u64, has_run| ClusterPeer { has_run, ..ClusterPeer { id: NodeId(id), ..peer_at(7400 + id as u16) } };
+        let with = |only_vote, peers: &[ClusterPeer]| {
+            let mut file = begin(vec![node(1)]);
+            file.authority = Some(freebs_types::HostPublic([1; 32]));
+            (file.only_vote, file.peers) = (only_vote, peers.to_vec());
+            file.can_be_without()
+        };
+        assert!(!with(true, &[]) && !with(true, &[peer(2, true)]) && !with(false, &[peer(2, false)]));
+        assert!(!with(true, &[peer(2, true), peer(3, false)]), "that one never ran");
+        assert!(with(false, &[peer(2, true)]), "the other one votes");
+        assert!(with(true, &[peer(2, true), peer(3, true)]), "each of three has a vote");
+        assert!(begin(vec![node(1)]).can_be_without(), "the file of `freebs up` names all");
     }
 
     #[test]

@@ -40,37 +40,51 @@ pub fn load_or_make(data: &Path, of: KeyOf, cluster: ClusterId) -> Result<Signin
     Ok(key)
 }
 
-/// The key of a node that joins this cluster. One of another cluster was left by an attempt that joined nothing.
+/// The key of a node that joins this cluster: one that was made before, or else a new one. Another cluster may know a node by
+/// the key that it is, so that is never replaced.
 pub fn joining_key(data: &Path, cluster: ClusterId) -> Result<SigningKey> {
     let path = data.join(name(KeyOf::Node));
     let there = files::read_limited(&path, SIGNING_KEY_BYTES)?;
-    if there.is_some_and(|bytes| SigningKeyFile::cluster_of(&bytes, KeyOf::Node).is_some_and(|of| of != cluster)) {
-        forget(data, &[KeyOf::Node])?;
+    match there.and_then(|bytes| SigningKeyFile::cluster_of(&bytes, KeyOf::Node)) {
+        Some(of) if of != cluster => Err(Error::invalid(format!(
+            "{} is a node's key in the cluster {of}, and the token is of {cluster}; choose another directory with --data. If \
+             no node of that cluster is to come back with the key, move it away",
+            path.display()
+        ))),
+        _ => load_or_make(data, KeyOf::Node, cluster),
     }
-    load_or_make(data, KeyOf::Node, cluster)
 }
 
-/// Removes keys of a directory that no cluster knows.
-pub fn forget(data: &Path, all: &[KeyOf]) -> Result<()> {
-    for path in all.iter().map(|of| data.join(name(*of))) {
-        for path in [files::beside(&path), path] {
-            match std::fs::remove_file(&path) {
-                Ok(()) => {}
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-                Err(e) => return Err(files::os_error("remove", &path, &e)),
-            }
-        }
-    }
-    files::sync_directory(data)
+/// Refuses a directory with keys, for a cluster that begins there: it makes keys of its own.
+pub fn refuse_for_a_beginning(data: &Path) -> Result<()> {
+    let Some(of) = found(data) else { return Ok(()) };
+    let path = data.join(name(of));
+    let known = files::read_limited(&path, SIGNING_KEY_BYTES).ok().flatten();
+    let cluster = match known.and_then(|bytes| SigningKeyFile::cluster_of(&bytes, of)) {
+        Some(cluster) => format!("of the cluster {cluster}"),
+        None => "that can't be read".into(),
+    };
+    Err(Error::invalid(format!(
+        "{} has the file {}, {cluster}, and no cluster.json, and another cluster would need another key; choose another \
+         directory with --data. If `freebs cluster init` was cut off there, nobody knows the keys: then remove node-key and \
+         authority-key. If not, keep them: there may be no other copy",
+        data.display(),
+        name(of)
+    )))
+}
+
+/// The first key that lies in this data directory.
+fn found(data: &Path) -> Option<KeyOf> {
+    [KeyOf::Authority, KeyOf::Node].into_iter().find(|of| data.join(name(*of)).symlink_metadata().is_ok())
 }
 
 /// Refuses a directory with keys, for a start that knows of no cluster: it would begin another one there.
 pub fn refuse_keys(data: &Path) -> Result<()> {
-    let found = [KeyOf::Node, KeyOf::Authority].into_iter().find(|of| data.join(name(*of)).symlink_metadata().is_ok());
-    match found {
+    match found(data) {
         Some(of) => Err(Error::invalid(format!(
             "{} has the file {} and no cluster.json: `freebs cluster init` or `freebs node join` did not come to its end \
-             there. Run that again, put cluster.json back if there was one, or choose another directory with --data",
+             there. Run `freebs node join` again, put cluster.json back if there was one, or choose another directory with \
+             --data",
             data.display(),
             name(of)
         ))),
@@ -109,20 +123,25 @@ mod tests {
         assert!(load(data, KeyOf::Authority, cluster).unwrap().is_none());
         let e = load(data, KeyOf::Node, ClusterId([8; 16])).unwrap_err();
         assert!(e.text.contains("node-key") && e.text.contains("another cluster"), "{e}");
-        // Another cluster's is left over; what is damaged may be this one's.
-        let other = joining_key(data, ClusterId([8; 16])).unwrap();
-        assert_ne!(other.public(), key.public());
-        assert_eq!(joining_key(data, ClusterId([8; 16])).unwrap().public(), other.public());
+        assert_eq!(joining_key(data, cluster).unwrap().public(), key.public(), "it was made before");
+        // Another cluster's is nobody's to remove, and what is damaged may be this one's.
+        let refused = |bytes: &[u8], says: &str| {
+            std::fs::write(data.join("node-key"), bytes).unwrap();
+            for e in [joining_key(data, ClusterId([8; 16])).unwrap_err(), refuse_for_a_beginning(data).unwrap_err()] {
+                assert!(e.text.contains(says) && e.text.contains("node-key"), "{e}");
+            }
+            assert_eq!(std::fs::read(data.join("node-key")).unwrap(), bytes);
+        };
+        refused(&std::fs::read(data.join("node-key")).unwrap(), "another directory with --data");
         std::fs::write(data.join("node-key"), b"rotten").unwrap();
-        assert!(joining_key(data, ClusterId([8; 16])).is_err());
+        assert!(joining_key(data, cluster).is_err() && refuse_for_a_beginning(data).is_err());
         assert_eq!(std::fs::read(data.join("node-key")).unwrap(), b"rotten");
         let swapped = SigningKeyFile::encode(KeyOf::Node, cluster, &Hash32([1; 32]), &key.public());
         std::fs::write(data.join("node-key"), swapped).unwrap();
         assert!(node_key(data, cluster).unwrap_err().text.contains("do not belong together"));
         assert!(refuse_keys(data).unwrap_err().text.contains("node-key"));
-        std::fs::write(data.join("node-key.tmp"), b"half").unwrap();
-        forget(data, &[KeyOf::Node]).unwrap();
+        std::fs::remove_file(data.join("node-key")).unwrap();
         refuse_keys(data).unwrap();
-        assert_eq!(std::fs::read_dir(data).unwrap().count(), 0, "nor the half of one");
+        refuse_for_a_beginning(data).unwrap();
     }
 }

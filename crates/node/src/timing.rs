@@ -41,9 +41,10 @@ pub const NODE_BEGINS_MAX: Duration = Duration::from_secs(15);
 pub const NODE_BEGINS_LOOK: Duration = Duration::from_millis(100);
 /// Other members are noted again after this time if the file could not be written: mostly the disk is full.
 pub const PEERS_AGAIN: Duration = Duration::from_secs(5);
-/// Other nodes have this long to say whether they know a state, when this one is about to found the cluster. It is in
-/// the way of the very first start only, and one that answers later is heard of by its messages.
-pub const FOUND_ASK_MAX: Duration = Duration::from_millis(300);
+/// Other nodes have this long to say whether they know a state, when this one is about to found the cluster. Who is there says
+/// so at once, but for a machine that has far too much to do. It is in the way of the very first start only, where
+/// nothing answers at an address, and one that answers later is heard of by its messages.
+pub const FOUND_ASK_MAX: Duration = Duration::from_secs(3);
 /// The leader's name for others, and the store's health, are looked up this often: one heartbeat.
 pub const SEAT_LOOK: Duration = Duration::from_millis(100);
 /// A node that is not known where one votes alone is let in for so long: the seats ask each other within `ALONE_ASKS` of

@@ -129,7 +129,8 @@ fn the_same_key_with_another_token_gets_the_same_answer() {
     s.apply(register(3, 1)).unwrap();
     let fifth = Hash32([0x7b; 32]);
     s.apply(token(fifth)).unwrap();
-    refuses(&mut s, Command::AddNode(NewNode { token: fifth, ..new(3) }), "join with an empty data directory");
+    let other = NewNode { token: fifth, name: "again".into(), address: "127.0.0.1:9001".into(), ..new(3) };
+    refuses(&mut s, Command::AddNode(other), "join with an empty data directory");
 }
 
 #[test]
@@ -157,15 +158,40 @@ fn tokens_are_made_within_bounds() {
         s.apply(token(hash)).unwrap();
     }
     assert_eq!(refused(&mut s, make(NOW + 1)).0, ErrorKind::NoSpace);
-    // No clock takes away what nobody used: it may be wrong.
-    let now_ms = NOW + 400 * 24 * HOUR;
-    let later = Command::MakeToken { token: Hash32([3; 32]), expires_ms: now_ms + HOUR, now_ms };
-    refuses(&mut s, later.clone(), "--revoke");
+    refuses(&mut s, make(NOW + 1), "--revoke");
     // Those that were used make room.
     s.apply(Command::AddNode(new(2))).unwrap();
     s.apply(make(NOW + HOUR)).unwrap();
     assert_eq!(s.joining().tokens().len(), limits::TOKENS_MAX);
     refuses(&mut s, Command::AddNode(new(3)), "does not know this token");
+}
+
+/// Whoever made 256 of them and let them end had to end the good ones, too, before there could be another.
+#[test]
+fn tokens_that_have_ended_make_room() {
+    let mut s = begun();
+    let at = |n: u64| {
+        let mut hash = Hash32([4; 32]);
+        hash.0[..8].copy_from_slice(&n.to_le_bytes());
+        hash
+    };
+    // The later ones end first, and none of them before the one of `begun`.
+    let most = limits::TOKENS_MAX as u64;
+    for n in 1..most {
+        let expires_ms = NOW + HOUR + 2 * most - n;
+        s.apply(Command::MakeToken { token: at(n), expires_ms, now_ms: NOW }).unwrap();
+    }
+    let mut make = |n: u64, now_ms: u64| {
+        let made = s.apply(Command::MakeToken { token: at(n), expires_ms: now_ms + 2 * HOUR, now_ms });
+        assert_eq!(s.joining().tokens().len(), limits::TOKENS_MAX);
+        made.map(|_| s.joining().tokens().map(|t| t.hash).collect::<Vec<_>>())
+    };
+    assert_eq!(make(1000, NOW + HOUR - 1).unwrap_err().kind, ErrorKind::NoSpace, "all of them are good");
+    let known = make(1000, NOW + HOUR).unwrap();
+    assert!(!known.contains(&TOKEN) && known.contains(&at(most - 1)));
+    assert_eq!(make(1001, NOW + HOUR).unwrap_err().kind, ErrorKind::NoSpace, "the others are still good");
+    let known = make(1001, NOW + 2 * HOUR).unwrap();
+    assert!(!known.contains(&at(most - 1)) && known.contains(&at(most - 2)) && known.contains(&at(1)));
 }
 
 /// One node whose clock was ahead made a token, and all others of the cluster were forgotten.
@@ -303,7 +329,7 @@ fn tokens_are_told_of() {
         all.into_iter().map(|t| (t.kind, t.text)).collect::<Vec<_>>()
     };
     let other = Hash32([0x78; 32]);
-    let made = "a token was made, 787878787878: good for one node, until 2026-09-21T14:13:20Z".into();
+    let made = "a token was made, 787878787878: good for one node, until 2026-09-21T15:13:20Z".into();
     assert_eq!(step(token(other)), [(EventKind::Token, made)]);
     assert_eq!(step(token(other)), [], "it was there");
     let joined = "has joined with the token 777777777777, to be at 127.0.0.1:7401".into();

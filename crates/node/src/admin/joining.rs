@@ -34,17 +34,11 @@ impl Service {
     }
 
     /// Tokens that the cluster knows, the oldest first.
-    pub(super) fn list_tokens(&self) -> Result<Reply> {
+    pub(super) async fn list_tokens(&self) -> Result<Reply> {
         self.authority()?;
+        self.newest().await?;
         let state = self.state()?;
-        let name = |node| state.node(node).map_or_else(|| format!("node {node}"), |n| n.name.clone());
-        let shown = |t: &Token| TokenStatus {
-            id: short(t.hash),
-            made_ms: t.made_ms,
-            expires_ms: t.expires_ms,
-            used_by: t.used_by.map(name),
-        };
-        let mut tokens: Vec<_> = state.joining().tokens().map(shown).collect();
+        let mut tokens: Vec<_> = state.joining().tokens().map(|t| shown(&state, t)).collect();
         tokens.sort_by(|a, b| (a.made_ms, &a.id).cmp(&(b.made_ms, &b.id)));
         Ok(Reply::Tokens { tokens })
     }
@@ -58,11 +52,23 @@ impl Service {
             "all" => state.joining().tokens().filter(|t| t.used_by.is_none()).copied().collect(),
             _ => vec![named(&state, of)?],
         };
-        let tokens: Vec<_> = named.iter().map(|t| t.hash).collect();
+        self.end_tokens(&named.iter().map(|t| t.hash).collect::<Vec<_>>()).await
+    }
+
+    /// Ends these. A node may use one of them at the same time, and that is said: it is a member then.
+    async fn end_tokens(&self, tokens: &[Hash32]) -> Result<Reply> {
         if !tokens.is_empty() {
-            self.plane.submit(Command::RevokeTokens { tokens: tokens.clone() }).await?;
+            self.plane.submit(Command::RevokeTokens { tokens: tokens.to_vec() }).await?;
         }
-        Ok(Reply::Revoked { tokens: tokens.into_iter().map(short).collect() })
+        // The state here has the revision by now.
+        let state = self.state()?;
+        let left = state.joining().tokens().filter(|t| tokens.contains(&t.hash) && t.used_by.is_some());
+        let left: Vec<&Token> = left.collect();
+        let gone = tokens.iter().filter(|hash| left.iter().all(|t| t.hash != **hash));
+        Ok(Reply::Revoked {
+            tokens: gone.map(|hash| short(*hash)).collect(),
+            used: left.iter().map(|t| shown(&state, t)).collect(),
+        })
     }
 
     pub(super) async fn join(&self, of: JoinRequest) -> Result<Reply> {
@@ -94,7 +100,8 @@ impl Service {
             token: token.hash(),
             identity: of.identity,
             name: of.name,
-            address: of.address,
+            // In one way of writing it, so that a place is not given twice.
+            address: address.to_string(),
             workers: of.workers,
             now_ms: now_ms(),
         };
@@ -102,12 +109,7 @@ impl Service {
         let Outcome::Added { node } = done.outcome else { return Err(Error::bug("a node was added otherwise")) };
         // The state here has the revision by now.
         let state = self.state()?;
-        let others = state.nodes().filter(|n| n.id != node).map(|n| ClusterPeer {
-            id: n.id,
-            name: n.name.clone(),
-            address: n.address.clone(),
-            workers: n.workers,
-        });
+        let others = state.nodes().filter(|n| n.id != node).map(|n| ClusterPeer::from(&**n));
         Ok(Reply::Joined(Joined { node, peers: others.collect() }))
     }
 }
@@ -115,6 +117,16 @@ impl Service {
 /// The number that people know a token by: the first digits of its hash.
 fn short(hash: Hash32) -> String {
     hash.to_string().chars().take(TOKEN_ID_DIGITS).collect()
+}
+
+fn shown(state: &State, token: &Token) -> TokenStatus {
+    let name = |node| state.node(node).map_or_else(|| format!("node {node}"), |n| n.name.clone());
+    TokenStatus {
+        id: short(token.hash),
+        made_ms: token.made_ms,
+        expires_ms: token.expires_ms,
+        used_by: token.used_by.map(name),
+    }
 }
 
 /// The one token that can be revoked whose number begins so.
@@ -208,5 +220,30 @@ mod tests {
         let reply = ask(&node, Request::Join(good)).await.unwrap();
         let Reply::Joined(joined) = reply else { panic!("{reply:?}") };
         assert_eq!((joined.node, joined.peers.len(), joined.peers[0].id), (NodeId(2), 1, NodeId(1)));
+    }
+
+    /// A leaked token was used while it was being ended, and the answer was that it is ended.
+    #[tokio::test]
+    async fn a_token_that_is_used_meanwhile_is_not_revoked() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority { key: HostPublic([9; 32]), identity: HostPublic([1; 32]) };
+        let node = first_of_all(dir.path(), authority).await;
+        let mut made = Vec::new();
+        for _ in 0..2 {
+            let reply = ask(&node, Request::TokenCreate { valid_ms: 60_000 }).await.unwrap();
+            let Reply::Token { token, .. } = reply else { panic!("{reply:?}") };
+            made.push(token);
+        }
+        let hashes: Vec<_> = made.iter().map(|t| JoinToken::parse(&t.0).unwrap().hash()).collect();
+        let key = SigningKey::new(&Hash32([5; 32])).unwrap();
+        // Written otherwise than the node writes it.
+        ask(&node, Request::Join(request(&made[0], &key, "[0:0:0:0:0:0:0:1]:7401"))).await.unwrap();
+        assert_eq!(node.service.state().unwrap().node(NodeId(2)).unwrap().address, "[::1]:7401");
+        let reply = node.service.end_tokens(&hashes).await.unwrap();
+        let Reply::Revoked { tokens, used } = reply else { panic!("{reply:?}") };
+        assert_eq!(tokens, [short(hashes[1])]);
+        assert_eq!((used.len(), used[0].id.clone(), used[0].used_by.as_deref()), (1, short(hashes[0]), Some("b")));
+        let Reply::Tokens { tokens } = ask(&node, Request::TokenList).await.unwrap() else { panic!("a list") };
+        assert_eq!(tokens.len(), 1);
     }
 }

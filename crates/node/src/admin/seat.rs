@@ -5,8 +5,8 @@
 //! on serves commands and messages.
 //!
 //! Invariants:
-//! - A cluster is founded at most once: by its first node, when neither a store nor a note nor a device that ran
-//!   before is there. What an earlier version kept of the control state is what it is founded with.
+//! - A cluster is founded at most once: by its first node, or with an authority by the one whose file says so, when
+//!   neither a store nor a note nor a device that ran before is there. What an earlier version kept of the control state is what it is founded with.
 //! - A store that is damaged, lost, or older than its note never votes: the node takes a new seat, and is a learner
 //!   until the others give it a vote. A node that has nobody to learn from stops instead (rule V8).
 //! - Messages carry the start number that is durable on the node's devices, so that the others drop those of an old
@@ -30,7 +30,9 @@ use freebs_control::{Command, State};
 use freebs_io::Random;
 use freebs_io::linux::ring::Ring;
 use freebs_io::linux::{DeviceOptions, FileDevice, OsRandom};
-use freebs_types::{ClusterId, Error, ErrorKind, HostPublic, NodeId, Result, StartNumber, limits as common};
+use freebs_types::{
+    ClusterId, Error, ErrorKind, HostPublic, NodeId, Result, SnapshotId, StartNumber, limits as common,
+};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -61,6 +63,8 @@ pub struct SeatOptions {
     pub authority: Option<Authority>,
     /// It founds the cluster, if that was not done yet.
     pub founder: bool,
+    /// No other node can go on with the control state, though others may be known.
+    pub is_alone: bool,
     /// The cluster was in use before: its state is somewhere, and is not begun anew.
     pub was_in_use: bool,
     /// Highest number that this node's devices come with; 0 if there are none.
@@ -129,6 +133,13 @@ impl SeatPort {
         self.seen.votes.load(Ordering::Relaxed)
     }
 
+    /// True if it has the only vote; `None` if its store says nothing of that, or has failed.
+    pub fn has_only_vote(&self) -> Option<bool> {
+        let voters = self.seen.voters.load(Ordering::Acquire);
+        let votes = self.seen.votes.load(Ordering::Acquire);
+        (voters > 0 && self.check().is_ok()).then_some(voters == 1 && votes)
+    }
+
     /// `Retry` if this node's control store has failed: what it knows is old, and it would never learn better.
     pub fn check(&self) -> Result<()> {
         if self.seen.is_out.load(Ordering::Relaxed) {
@@ -171,7 +182,7 @@ impl SeatPort {
         })
     }
 
-    /// Who votes alone may run on an old copy of its store, and a node that it does not know may be one that joined since:
+    /// A node that votes alone may run on an old copy of its store, and one that it does not know may have joined since:
     /// true if such a node is to be let in now, for a moment, so that the seats can find out.
     pub fn may_knock(&self, node: NodeId) -> bool {
         if self.seen.voters.load(Ordering::Relaxed) > 1 {
@@ -327,9 +338,10 @@ async fn run(seat: Seat, desk: Desk, mut orders: mpsc::Receiver<Order>, seen: &S
                     node => tracing::info!("node {node} leads the control plane"),
                 }
             }
-            seen.voters.store(peer.voters() as u64, Ordering::Relaxed);
-            seen.votes.store(peer.votes() && failed.is_ok(), Ordering::Relaxed);
+            // In this order: `has_only_vote` reads them in the other one.
             seen.is_out.store(failed.is_err(), Ordering::Relaxed);
+            seen.votes.store(peer.votes() && failed.is_ok(), Ordering::Release);
+            seen.voters.store(peer.voters() as u64, Ordering::Release);
             if let Err(e) = failed
                 && !complained
             {
@@ -374,7 +386,7 @@ impl SeatOptions {
     }
 
     fn others(&self) -> bool {
-        self.addresses().keys().any(|node| *node != self.node)
+        !self.is_alone && self.addresses().keys().any(|node| *node != self.node)
     }
 
     fn read_note(&self) -> Result<Option<SeatNote>> {
@@ -431,8 +443,8 @@ impl SeatOptions {
 
     fn lost(&self, why: &Error) -> Error {
         Error::not_found(format!(
-            "the control state is gone ({why}), and no other node is known that has it; a new one would mix up this \
-             cluster's volumes. Put {STORE_FILE} and {NOTE_FILE} in {} back, or make it again from what the nodes' logs know \
+            "the control state is gone ({why}), and no other node is known that can go on with it (of one or two nodes \
+             only one has a vote); a new one would mix up this cluster's volumes. Put {STORE_FILE} and {NOTE_FILE} in {} back, or make it again from what the nodes' logs know \
              (`freebs control rebuild`), or begin anew in another directory",
             self.data.display()
         ))
@@ -451,10 +463,10 @@ async fn in_use_elsewhere(options: &SeatOptions) -> bool {
 
 async fn knows_state(address: String, cluster: ClusterId) -> bool {
     let Ok(client) = Client::connect(&address).await else { return false };
-    // There is no such volume; only who has no state yet says something else.
-    let nothing = Request::VolumeShow { name: String::new() };
-    let answer = client.call(&nothing, timing::FOUND_ASK_MAX).await;
-    client.welcome().cluster == cluster && answer.is_err_and(|e| e.kind == ErrorKind::NotFound)
+    // Answered from what the node knows itself, also where nobody leads; who has no state yet refuses.
+    let any = Request::SnapshotList { volume: None, after: SnapshotId::default() };
+    let answer = client.call(&any, timing::FOUND_ASK_MAX).await;
+    client.welcome().cluster == cluster && answer.is_ok()
 }
 
 async fn open_device(options: &SeatOptions) -> Result<FileDevice> {
@@ -517,9 +529,15 @@ async fn open_store(options: &SeatOptions) -> Result<Store> {
             Instead::Fails => return Err(e.at(options.data.join(STORE_FILE).display())),
         },
     };
-    if let Ok(Some(left)) = earlier::read(&options.data, options.cluster)
-        && !has_taken_over(&store, &left, options.cluster)
-    {
+    let left = earlier::read(&options.data, options.cluster).map_err(|e| Error {
+        kind: e.kind,
+        text: format!(
+            "{e}. If it is not wanted, because the control store beside it is the newest, move both files {} away",
+            earlier::NAMES.join(" and ")
+        )
+        .into(),
+    })?;
+    if left.is_some_and(|left| !has_taken_over(&store, &left, options.cluster)) {
         return Err(options.unread("the control store beside it is in use and older"));
     }
     options.write_note(&note.in_use())?;

@@ -350,3 +350,69 @@ impl Link {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use freebs_control::Command;
+
+    const CLUSTER: ClusterId = ClusterId([7; 16]);
+
+    /// The link of node 2 to node 1, and the state that node 2 knows: with itself, or with the first node alone.
+    fn link(is_member: bool) -> Link {
+        let mut state = State::new(CLUSTER);
+        for node in 1..=if is_member { 2 } else { 1 } {
+            let (name, address) = (format!("n{node}"), format!("127.0.0.1:{}", 7399 + node));
+            let register =
+                Command::RegisterNode { node: NodeId(node), name, address, workers: 1, start: StartNumber(1) };
+            state.apply(register).expect("a node");
+        }
+        let book = Book::default();
+        book.learn(&state);
+        let (_, queue) = mpsc::channel(1);
+        Link {
+            cluster: CLUSTER,
+            node: NodeId(2),
+            mine: "127.0.0.1:7401".into(),
+            to: NodeId(1),
+            start: Rc::default(),
+            book,
+            queue,
+            bytes: Rc::default(),
+            lost: Lost::default(),
+            unknown_since: None,
+        }
+    }
+
+    /// As a leader says it that does not know node 2.
+    fn unknown() -> End {
+        let mut state = State::new(CLUSTER);
+        let (name, address) = ("n1".to_owned(), "127.0.0.1:7400".to_owned());
+        let register = Command::RegisterNode { node: NodeId(1), name, address, workers: 1, start: StartNumber(1) };
+        state.apply(register).expect("a node");
+        let key = freebs_types::HostPublic([9; 32]);
+        state.begin_authority(key, NodeId(1), key).expect("an authority");
+        End::Unknown(state.check_member(NodeId(2)).expect_err("it knows only itself"), "127.0.0.1:7400".into())
+    }
+
+    /// A member with all its data was told to join with an empty directory, by a first node that ran on an old copy of its own.
+    #[test]
+    fn a_member_is_not_told_to_throw_its_data_away() {
+        let mut member = link(true);
+        // A node that begins to lead may not know all members yet.
+        member.note_end(unknown());
+        assert!(member.book.foreign().is_none() && member.unknown_since.is_some());
+        member.unknown_since = Instant::now().checked_sub(timing::UNKNOWN_MAX);
+        member.note_end(unknown());
+        let told = member.book.foreign().expect("it is told now").text;
+        for words in ["127.0.0.1:7400", "old copy", "stop it", "data are to be kept"] {
+            assert!(told.contains(words), "{words}: {told}");
+        }
+        assert!(!told.contains("empty data directory") && !told.contains("join"), "{told}");
+        // A node that was never taken in has nothing to lose, and needs a token.
+        let mut stranger = link(false);
+        stranger.note_end(unknown());
+        let told = stranger.book.foreign().expect("it is told at once").text;
+        assert!(told.contains("freebs cluster token") && told.contains("empty data directory"), "{told}");
+    }
+}

@@ -289,7 +289,7 @@ impl Service {
             }
             Request::NodeInfo => Ok(Reply::Node(self.info())),
             Request::TokenCreate { valid_ms } => self.make_token(valid_ms).await,
-            Request::TokenList => self.list_tokens(),
+            Request::TokenList => self.list_tokens().await,
             Request::TokenRevoke { of } => self.revoke_tokens(&of).await,
             Request::Join(of) => self.join(of).await,
             Request::Watch { since } => self.watch(since).await,

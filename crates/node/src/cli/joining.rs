@@ -26,8 +26,8 @@ const CLUSTER_HELP: &str = "\
 Examples:
   freebs cluster init --data /srv/a --name a              a cluster, and its first node
   freebs node --data /srv/a                               runs it
-  freebs cluster token                                    for one more node, good for an hour
-  freebs node join 127.0.0.1:7400 --token T --data /srv/b --name b --listen 127.0.0.1:7401
+  freebs cluster token > t                                for one more node, good for an hour
+  freebs node join 127.0.0.1:7400 --token-file t --data /srv/b --name b --listen 127.0.0.1:7401
   freebs node --data /srv/b                               runs that one";
 
 const JOIN_HELP: &str = "\
@@ -35,7 +35,8 @@ Example:
   FREEBS_TOKEN=$(freebs cluster token) freebs node join 127.0.0.1:7400 --data /srv/b --name b --listen 127.0.0.1:7401
   freebs node --data /srv/b
 
-Other users of the machine can see what is on a command line: FREEBS_TOKEN keeps the token from them.";
+The token is in FREEBS_TOKEN, or in the file that --token-file names. Other users of the machine can see what is on a
+command line, so it is never there.";
 
 #[derive(Debug, Subcommand)]
 pub enum ClusterCommand {
@@ -88,9 +89,9 @@ pub struct JoinArgs {
     #[arg(value_name = "HOST:PORT")]
     pub address: String,
 
-    /// The token that `freebs cluster token` has printed
-    #[arg(long, env = "FREEBS_TOKEN", hide_env_values = true)]
-    pub token: String,
+    /// File with the token that `freebs cluster token` has printed; `-` for standard input [default: FREEBS_TOKEN has it]
+    #[arg(long, value_name = "FILE|-")]
+    pub token_file: Option<PathBuf>,
 
     /// Its name, of no other node of the cluster [default: that of this host]
     #[arg(long)]
@@ -149,9 +150,33 @@ fn new_node(args: &NewNodeArgs, id: NodeId, name: String) -> Result<ClusterNode>
     Ok(ClusterNode { id, name, address: args.listen.to_string(), data: args.data.clone(), workers })
 }
 
+/// Bytes of a file with a token: there may be blanks around it.
+const TOKEN_FILE_BYTES_MAX: usize = 4096;
+
+/// The token that a node joins with, which is never on the command line.
+fn token(file: Option<&Path>) -> Result<JoinToken> {
+    let text = match file {
+        None => std::env::var("FREEBS_TOKEN").ok().filter(|t| !t.is_empty()).ok_or_else(|| {
+            Error::invalid(
+                "there is no token to join with; put the one that `freebs cluster token` prints into FREEBS_TOKEN, or \
+                 into a file, and name that with --token-file",
+            )
+        })?,
+        Some(path) => {
+            let is_standard = path == Path::new("-");
+            let path = if is_standard { Path::new("/dev/stdin") } else { path };
+            let bytes = files::read_limited(path, TOKEN_FILE_BYTES_MAX)?;
+            let bytes = bytes.ok_or_else(|| Error::not_found(format!("there is no file {}", path.display())))?;
+            String::from_utf8_lossy(&bytes).into_owned()
+        }
+    };
+    JoinToken::parse(text.trim())
+}
+
 /// Files that may lie in a directory before a node is made there: an attempt before this one may have been cut off.
-const MADE_BEFORE: [&str; 5] = ["lock", "cluster.json.tmp", "lost+found", "node-key", "node-key.tmp"];
-const AUTHORITY: [&str; 2] = ["authority-key", "authority-key.tmp"];
+const MADE_BEFORE: [&str; 6] =
+    ["lock", "up.lock", "cluster.json.tmp", "lost+found", "node-key.tmp", "authority-key.tmp"];
+const KEY: [&str; 1] = ["node-key"];
 
 /// Refuses a directory that is a node's already, or has anything else in it.
 fn is_free(data: &Path, more: &[&str]) -> Result<()> {
@@ -159,6 +184,9 @@ fn is_free(data: &Path, more: &[&str]) -> Result<()> {
         return Err(taken(data, &file));
     }
     let failed = |e: &std::io::Error| files::os_error("read", data, e);
+    if !more.contains(&KEY[0]) {
+        identity::refuse_for_a_beginning(data)?;
+    }
     for entry in std::fs::read_dir(data).map_err(|e| failed(&e))? {
         let name = entry.map_err(|e| failed(&e))?.file_name();
         let name = name.to_string_lossy();
@@ -173,15 +201,23 @@ fn is_free(data: &Path, more: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// The directory of a node that is to be made, free and this process's alone: `freebs up` may be told to use it, too. In one
+/// that is not free nothing is left.
+fn hold(data: &Path, more: &[&str]) -> Result<[DirLock; 2]> {
+    if data.is_dir() {
+        is_free(data, more)?;
+    }
+    let locks = [DirLock::take(data, "lock")?, DirLock::take(data, "up.lock")?];
+    is_free(data, more)?;
+    Ok(locks)
+}
+
 fn init(args: InitArgs, output: &Output) -> Result<ExitCode> {
     let node = new_node(&args.node, NodeId(1), args.name)?;
     let data = &args.node.data;
-    let _lock = DirLock::take(data, "lock")?;
-    is_free(data, &AUTHORITY)?;
+    let _locks = hold(data, &[])?;
     let mut file = cluster_file::begin(vec![node]);
     file.founds = true;
-    // Keys of an attempt that did not come to its end are of another cluster.
-    identity::forget(data, &[KeyOf::Node, KeyOf::Authority])?;
     file.authority = Some(identity::load_or_make(data, KeyOf::Authority, file.cluster)?.public());
     identity::load_or_make(data, KeyOf::Node, file.cluster)?;
     (file.device_size, file.segment_bytes) = (args.node.device_size, args.node.segment_size);
@@ -191,13 +227,11 @@ fn init(args: InitArgs, output: &Output) -> Result<ExitCode> {
 }
 
 pub async fn join(args: JoinArgs, output: &Output) -> Result<ExitCode> {
-    let token = JoinToken::parse(&args.token)?;
+    let token = token(args.token_file.as_deref())?;
     let name = args.name.unwrap_or_else(crate::options::host_name);
     let mut node = new_node(&args.node, NodeId(0), name)?;
     let data = &args.node.data;
-    let _lock = DirLock::take(data, "lock")?;
-    is_free(data, &[])?;
-    let key = identity::joining_key(data, token.cluster)?;
+    let _locks = hold(data, &KEY)?;
     let client = connect_here(&args.address, output).await?;
     let there = client.welcome().cluster;
     if there != token.cluster {
@@ -206,6 +240,7 @@ pub async fn join(args: JoinArgs, output: &Output) -> Result<ExitCode> {
             token.cluster, args.address
         )));
     }
+    let key = identity::joining_key(data, token.cluster)?;
     let mut request = JoinRequest {
         token: Secret(token.text()),
         identity: key.public(),

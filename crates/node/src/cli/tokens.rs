@@ -108,7 +108,7 @@ struct Shown<'a> {
 
 pub async fn run(args: &TokenArgs, cluster: &str, output: &Output) -> Result<ExitCode> {
     match &args.revoke {
-        Some(of) => revoke(of, cluster, output).await?,
+        Some(of) => return revoke(of, cluster, output).await,
         None if args.list => list(cluster, output).await?,
         None => make(args, cluster, output).await?,
     }
@@ -152,18 +152,33 @@ fn text(tokens: &[TokenStatus], now_ms: u64) -> String {
     }
 }
 
-async fn revoke(of: &str, cluster: &str, output: &Output) -> Result<()> {
-    #[derive(Serialize)]
-    struct Revoked {
-        revoked: Vec<String>,
+#[derive(Serialize)]
+struct Revoked {
+    revoked: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    used: Vec<TokenStatus>,
+}
+
+impl Revoked {
+    fn text(&self) -> String {
+        let mut lines = Vec::new();
+        if !self.revoked.is_empty() {
+            lines.push(format!("revoked {}", self.revoked.join(", ")));
+        }
+        for t in &self.used {
+            let by = t.used_by.as_deref().unwrap_or("a node");
+            lines.push(format!("{} was not revoked: {by} used it just now, and is a member of the cluster", t.id));
+        }
+        if lines.is_empty() { "there was no token that nobody used".into() } else { lines.join("\n") }
     }
+}
+
+async fn revoke(of: &str, cluster: &str, output: &Output) -> Result<ExitCode> {
     let reply = ask(cluster, &Request::TokenRevoke { of: of.to_owned() }, output).await?;
-    let Reply::Revoked { tokens } = reply else { return Err(unexpected()) };
-    output.show(&Revoked { revoked: tokens }, |r| match r.revoked.is_empty() {
-        true => "there was no token that nobody used".into(),
-        false => format!("revoked {}", r.revoked.join(", ")),
-    });
-    Ok(())
+    let Reply::Revoked { tokens, used } = reply else { return Err(unexpected()) };
+    let told = Revoked { revoked: tokens, used };
+    output.show(&told, Revoked::text);
+    Ok(if told.used.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
 #[cfg(test)]
@@ -181,14 +196,24 @@ mod tests {
         assert!(on_loopback("here").unwrap_err().text.contains("HOST:PORT"));
     }
 
+    fn token(id: &str, expires_ms: u64, used_by: Option<&str>) -> TokenStatus {
+        TokenStatus { id: id.into(), made_ms: 0, expires_ms, used_by: used_by.map(Into::into) }
+    }
+
+    /// It said "revoked" of one that somebody had joined with meanwhile.
+    #[test]
+    fn what_was_not_revoked_is_said() {
+        let revoked = |ids: &[&str]| ids.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let text = |ids: &[&str], used| Revoked { revoked: revoked(ids), used }.text();
+        assert_eq!(text(&["aa", "bb"], vec![]), "revoked aa, bb");
+        assert_eq!(text(&[], vec![]), "there was no token that nobody used");
+        let both = text(&["aa"], vec![token("bb", 1, Some("stranger"))]);
+        assert!(both.starts_with("revoked aa\nbb was not revoked: stranger used it"), "{both}");
+        assert!(!text(&[], vec![token("bb", 1, Some("x"))]).starts_with("revoked"));
+    }
+
     #[test]
     fn a_list_says_how_each_token_stands() {
-        let token = |id: &str, expires_ms, used_by: Option<&str>| TokenStatus {
-            id: id.into(),
-            made_ms: 0,
-            expires_ms,
-            used_by: used_by.map(Into::into),
-        };
         let all = [token("aa", 1000, None), token("bb", 3000, None), token("cc", 1000, Some("b"))];
         let told: Vec<String> =
             text(&all, 2000).lines().skip(1).map(|l| l.split_whitespace().last().unwrap().into()).collect();

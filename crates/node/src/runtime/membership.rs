@@ -12,7 +12,6 @@ use freebs_control::cluster_file::ClusterPeer;
 use freebs_control::{ControlPlane, State};
 use freebs_types::{Error, NodeId, Result};
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 /// A node, as its files know it.
 pub struct Membership {
@@ -132,7 +131,8 @@ impl Membership {
             let mut state = plane.ready().await;
             loop {
                 let (kept, known) = (kept.clone(), state.clone());
-                let written = tokio::task::spawn_blocking(move || note_peers(&kept, node, &known)).await;
+                let only_vote = plane.has_only_vote();
+                let written = tokio::task::spawn_blocking(move || note_peers(&kept, node, &known, only_vote)).await;
                 if let Ok(Err(e)) = written {
                     tracing::warn!("other members are not noted: {e}");
                     tokio::time::sleep(timing::PEERS_AGAIN).await;
@@ -146,15 +146,10 @@ impl Membership {
 }
 
 /// Takes nobody out: no member ever leaves, and a state that lacks one is older than the file.
-fn note_peers(kept: &Kept, node: NodeId, state: &State) -> Result<()> {
-    let peer = |n: &Arc<freebs_control::Node>| ClusterPeer {
-        id: n.id,
-        name: n.name.clone(),
-        address: n.address.clone(),
-        workers: n.workers,
-    };
-    let mut peers: Vec<_> = state.nodes().filter(|n| n.id != node).map(peer).collect();
+fn note_peers(kept: &Kept, node: NodeId, state: &State, only_vote: Option<bool>) -> Result<()> {
+    let mut peers: Vec<_> = state.nodes().filter(|n| n.id != node).map(|n| ClusterPeer::from(&**n)).collect();
     kept.change(|file| {
+        file.only_vote = only_vote.unwrap_or(file.only_vote);
         peers.extend(file.peers.iter().filter(|p| state.node(p.id).is_none()).cloned());
         file.peers = peers;
     })
@@ -223,11 +218,12 @@ mod tests {
             let file = cluster_file::load(&path).unwrap().unwrap();
             file.peers.iter().map(|p| p.id.0).collect::<Vec<_>>()
         };
-        note_peers(&kept, NodeId(1), &state(3)).unwrap();
+        note_peers(&kept, NodeId(1), &state(3), Some(true)).unwrap();
         assert_eq!(peers(), [2, 3]);
         // Also one that this node led by itself: it knew nobody any more then.
-        note_peers(&kept, NodeId(1), &state(1)).unwrap();
+        note_peers(&kept, NodeId(1), &state(1), None).unwrap();
         assert_eq!(peers(), [2, 3]);
+        assert!(cluster_file::load(&path).unwrap().unwrap().only_vote, "it is not known to be otherwise");
         let with = |nodes| {
             let mut known = state(nodes);
             known.begin_authority(KEY, NodeId(1), MINE).unwrap();

@@ -166,6 +166,7 @@ fn seat_options(options: &NodeOptions, membership: &Membership, events: Arc<Even
         peers: cluster.peers.iter().map(|p| (p.id, p.address.clone())).collect(),
         authority: membership.authority(),
         founder: options.is_founder(),
+        is_alone: !options.cluster.can_be_without(),
         was_in_use: options.cluster.set_up,
         came_with: came_with(options)?,
         events,

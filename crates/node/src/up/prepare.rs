@@ -88,7 +88,8 @@ fn first(args: &UpArgs, data: &Path, path: &Path) -> Result<ClusterFile> {
     let entries = std::fs::read_dir(data).map_err(|e| files::os_error("read", data, &e))?;
     for entry in entries {
         let name = entry.map_err(|e| files::os_error("read", data, &e))?.file_name();
-        if !["up.lock", "cluster.json.tmp", "lost+found"].contains(&name.to_string_lossy().as_ref()) {
+        // A node that was refused there may have left its lock.
+        if !["up.lock", "lock", "cluster.json.tmp", "lost+found"].contains(&name.to_string_lossy().as_ref()) {
             return Err(Error::invalid(format!(
                 "{} has files in it (such as {}) and no {CLUSTER_FILE}, so it is no cluster's; \
                  choose a new or empty directory with --data, or put {CLUSTER_FILE} back",

@@ -76,6 +76,34 @@ fn a_cluster_is_founded_once() {
     start_refused(&s, "a", &[], &["the control state is gone"]);
 }
 
+/// The only vote was put aside with its store, for another node to stand in that has none; both waited for ever.
+#[test]
+fn of_two_nodes_one_votes_and_is_not_put_aside() {
+    let _turn = turn(Weight::Light);
+    let mut s = Servers::begin(2);
+    done(&s.join("a", &s.token("10min"), "b", &[]));
+    let gone = |s: &mut Servers| {
+        s.kill("a");
+        let kept = ["control.store", "control.note"].map(|name| (s.data("a").join(name), s.dir().join(name)));
+        kept.iter().for_each(|(from, to)| std::fs::rename(from, to).expect("moved"));
+        start_refused(s, "a", &[], &["the control state is gone", "only one has a vote", "freebs control rebuild"]);
+        kept.iter().for_each(|(from, to)| std::fs::rename(to, from).expect("moved back"));
+        s.start("a");
+    };
+    wait_for("b in a's file", || file_of(&s, "a")["peers"].as_array().filter(|p| p.len() == 1).map(|_| ()));
+    gone(&mut s);
+    s.start("b");
+    s.wait_up(2);
+    wait_for("that b has run", || (file_of(&s, "a")["peers"][0]["has_run"] == true).then_some(()));
+    gone(&mut s);
+    s.wait_up(2);
+    // The other one learns from it.
+    s.kill("b");
+    lose(&s.data("b"), &["control."]);
+    s.start("b");
+    s.wait_up(2);
+}
+
 /// The next line of the page made a cluster of its own in the directory of a node that had not joined yet.
 #[test]
 fn a_directory_with_keys_alone_is_not_run() {

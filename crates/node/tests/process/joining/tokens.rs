@@ -4,8 +4,11 @@ use super::{done, refused};
 use crate::support::servers::Servers;
 use crate::support::tools::{self, told};
 use crate::support::{PATIENCE, Weight, turn};
+use std::fs::File;
 use std::io::ErrorKind;
 use std::net::TcpListener;
+use std::path::Path;
+use std::process::Stdio;
 use std::time::Duration;
 
 /// The page starts a node and asks it for a token on the next line.
@@ -65,4 +68,69 @@ fn tokens_are_listed_and_revoked() {
     for word in ["a token was made", "was revoked", "with the token"] {
         assert!(events.contains(word), "{word}: {events}");
     }
+}
+
+/// Other users of the machine could read the token off the command line.
+#[test]
+fn a_token_comes_in_a_file_and_never_on_the_command_line() {
+    let _turn = turn(Weight::Light);
+    let s = Servers::begin(3);
+    let join = |name: &str, more: &[&str], from: Option<&Path>| {
+        let (a, here) = (s.address("a"), s.address(name));
+        let mut cmd = s.freebs();
+        cmd.args(["node", "join", &a, "--name", name, "--listen", &here, "--data", name]).args(more);
+        cmd.env_remove("FREEBS_TOKEN");
+        // A shell gives it its standard input.
+        if let Some(from) = from {
+            cmd.stdin(File::open(from).expect("a file"));
+        }
+        let child = cmd.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+        child.wait_with_output().expect("it ends")
+    };
+    let file = s.dir().join("t");
+    std::fs::write(&file, format!("{}\n", s.token("10min"))).expect("written");
+    let name = file.to_str().expect("a text");
+    let on_line = join("b", &["--token", "00"], None);
+    assert_eq!(on_line.status.code(), Some(2), "{}", told(&on_line));
+    refused(&join("b", &[], None), &["FREEBS_TOKEN", "--token-file"]);
+    refused(&join("b", &["--token-file", "nowhere"], None), &["nowhere"]);
+    assert!(!s.data("b").exists(), "nothing was begun");
+    done(&join("b", &["--token-file", name], None));
+    refused(&join("c", &["--token-file", name], None), &["was used by b"]);
+    std::fs::write(&file, format!("{}\n", s.token("10min"))).expect("written");
+    done(&join("c", &["--token-file", "-"], Some(&file)));
+}
+
+/// The only copy of an authority's key was removed for the next cluster.
+#[test]
+fn keys_in_a_directory_are_not_removed() {
+    let _turn = turn(Weight::Light);
+    let s = Servers::begin(2);
+    let saved = s.data("b");
+    std::fs::create_dir(&saved).expect("a directory");
+    for key in ["authority-key", "node-key"] {
+        std::fs::copy(s.data("a").join(key), saved.join(key)).expect("copied");
+    }
+    let file: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(s.data("a").join("cluster.json")).expect("a file")).expect("JSON");
+    let cluster = file["cluster"].as_str().expect("a text");
+    refused(&s.init("b"), &["authority-key", cluster, "--data", "keep them"]);
+    refused(&s.join("a", &s.token("10min"), "b", &[]), &["authority-key", "--data"]);
+    std::fs::remove_file(saved.join("authority-key")).expect("removed");
+    refused(&s.init("b"), &["node-key", cluster, "--data"]);
+    let other = Servers::begin(2);
+    refused(
+        &other.join("a", &other.token("10min"), "b", &["--data", saved.to_str().expect("a text")]),
+        &["node-key", cluster, "--data"],
+    );
+    assert_eq!(
+        std::fs::read(saved.join("node-key")).expect("there"),
+        std::fs::read(s.data("a").join("node-key")).expect("there")
+    );
+    // A directory that is of use to nobody else is left as it was: `freebs up` would refuse it.
+    let full = s.data("full");
+    std::fs::create_dir(&full).expect("a directory");
+    std::fs::write(full.join("letter"), "dear").expect("written");
+    refused(&s.init("full"), &["letter"]);
+    assert_eq!(std::fs::read_dir(&full).expect("a directory").count(), 1);
 }
