@@ -6,7 +6,8 @@
 //!   leadership was confirmed by a quorum (rule L5).
 //! - A message of an older start of a seat than one was heard from, or than the node has registered, is dropped
 //!   (rule V8): an old image of a store does not vote.
-//! - A seat that votes alone leads only once it has asked the others whether it is an old image.
+//! - A seat that votes alone leads only once it has asked the others whether it is an old image. It gives nobody its vote and
+//!   follows nobody, for nobody can lead without its vote: who does shows that its store is old.
 //! - A command is sent again under the same number, and so applied at most once.
 
 use crate::doubts::Doubts;
@@ -119,9 +120,13 @@ struct Inner {
     /// What others say that this node is registered with, if it comes with less; and who waits to hear of it.
     outdated: Cell<Option<StartNumber>>,
     told: Notify,
-    /// It had the only vote when it started; and it still asks the others before it leads.
-    began_alone: bool,
+    /// The only vote is its own, as its store had it at the start; and it still asks the others before it leads.
+    alone: Cell<bool>,
     asks: Cell<bool>,
+    /// One that leads or votes beside it, although the only vote is its own: the store is old.
+    rival: Cell<Option<Seat>>,
+    /// Nodes that are being asked whether there is one.
+    asked: RefCell<BTreeSet<NodeId>>,
     /// Somebody wants to be taken in.
     woken: Notify,
     lookout: RefCell<Lookout>,
@@ -182,7 +187,11 @@ impl Peer {
         let links = Rc::new(Links::new(network, store.seat(), store.cluster(), store.start_number(), first));
         let applied = Applied { store: store.clone(), machine: machine.clone(), published, watcher };
         let me = store.seat();
-        let asks = contacts.iter().any(|n| *n != me.node) && store.read(|c| c.votes_alone(me));
+        let alone = store.read(|c| c.votes_alone(me));
+        // Where nodes join there may be some that this one does not know yet.
+        let has_others =
+            contacts.iter().any(|n| *n != me.node) || machine.borrow().state.joining().authority().is_some();
+        let asks = alone && has_others;
         let config = config_of(&timing, asks)?;
         let answer = Duration::from_millis(timing.election_ms);
         let clients = Clients { links: links.clone(), answer };
@@ -213,8 +222,10 @@ impl Peer {
             opening: tokio::sync::Mutex::default(),
             outdated: Cell::default(),
             told: Notify::new(),
-            began_alone: asks,
+            alone: Cell::new(alone),
             asks: Cell::new(asks),
+            rival: Cell::default(),
+            asked: RefCell::default(),
             woken: Notify::new(),
             lookout: RefCell::new(lookout),
             doubts: RefCell::default(),
@@ -237,7 +248,7 @@ impl Peer {
         drop(Randomness::spawn(peer.clone().read_inbox(messages)));
         drop(Randomness::spawn(peer.clone().tend()));
         drop(Randomness::spawn(peer.clone().hear_of_leaders()));
-        if peer.0.began_alone {
+        if peer.0.asks.get() {
             drop(Randomness::spawn(peer.clone().ask_before_leading()));
         }
     }
@@ -396,6 +407,9 @@ impl Peer {
                 self.refuse(envelope.from, e);
                 continue;
             }
+            if !self.may_be_heard(&envelope, &message) {
+                continue;
+            }
             self.0.heard.borrow_mut().insert(envelope.from, self.0.tick.get());
             if message.is_reply() {
                 self.0.links.answer(envelope.from, envelope.id, message);
@@ -408,7 +422,7 @@ impl Peer {
 
     /// Whether a message is for this seat, and from the newest start of the one it names (rule V8).
     fn believes(&self, e: &Envelope) -> bool {
-        let for_us = e.to == self.seat() || (e.to.node == self.seat().node && e.to.store == 0);
+        let for_us = e.to == self.seat() || (e.to.node == self.seat().node && (e.to.store == 0 || self.is_alone()));
         if e.cluster != self.0.links.cluster || !for_us || e.from == self.seat() {
             return false;
         }
@@ -438,8 +452,19 @@ impl Peer {
         }
     }
 
-    /// An error, once the others have said that this node runs on an old image of its devices. It decides nothing then.
+    /// An error, once the others have said that this node runs on an old image of its devices, or of its control store. It
+    /// decides nothing then.
     pub fn check_outdated(&self) -> Result<()> {
+        if let Some(rival) = self.0.rival.get() {
+            return Err(Error::corrupt(format!(
+                "node {} votes alone in the control plane, as its store has it, and node {} leads or votes beside it: \
+                 the control store is an old copy, or the cluster was founded twice. Put the newest data directory \
+                 back. If only control.store and control.note are old, move both away: this node learns from the others \
+                 then. The others go on without it",
+                self.seat().node,
+                rival.node
+            )));
+        }
         let mine = self.0.links.start();
         match self.0.outdated.get().filter(|seen| mine < *seen) {
             None => Ok(()),
@@ -485,14 +510,15 @@ impl Peer {
             }),
             Message::Join => {
                 let mut joining = self.0.joining.borrow_mut();
-                if raft.is_leader() && joining.len() < limits::SEATS_MAX && joining.insert(from) {
+                let may_come = raft.is_leader() && self.state().check_member(from.node).is_ok();
+                if may_come && joining.len() < limits::SEATS_MAX && joining.insert(from) {
                     self.0.woken.notify_one();
                 }
                 None
             }
             Message::Doubt(node) => self.try_to_reach(node).await,
             // A seat that knows the asker to be old has said so before (`believes`).
-            Message::Here if id > 0 => Some(Message::Refused(self.leader().0)),
+            Message::Here if id > 0 => Some(Message::Refused(self.rival_of(from))),
             Message::Gone { node, term } => {
                 self.hear_gone(from, node, term);
                 None

@@ -139,7 +139,8 @@ pub enum Message {
     ProposeReply(Answer),
     /// The sender wants to be a learner.
     Join,
-    /// Not done; the leader is (perhaps) somebody else.
+    /// Not done; the leader is (perhaps) somebody else. To `Here` with a number, which a seat asks that votes alone: one that
+    /// leads or votes beside it, if any does.
     Refused(Option<Seat>),
     /// The receiver's node is registered with this start number, and its messages carry a lower one (rule V8).
     Outdated(StartNumber),

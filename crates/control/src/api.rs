@@ -4,14 +4,16 @@
 
 use crate::audit::{AuditOf, AuditState};
 use crate::changes::Changes;
+use crate::cluster_file::ClusterPeer;
 use crate::command::{Command, CreateVolume, Done};
 use crate::events::Event;
 use crate::recover::{LogStatus, Recovery};
 use crate::snapshots::{Cut, Schedule, Snapshot, SnapshotVolume, Stage};
 use crate::state::{Ack, Branch, Origin, State, Volume};
+use core::fmt;
 use freebs_types::{
-    ClusterId, Error, ErrorKind, Generation, Hash32, NodeId, Past, Result, Sequence, ShardId, SnapshotId, StartNumber,
-    Version, ViewNumber, VolumeId,
+    ClusterId, Error, ErrorKind, Generation, Hash32, HostPublic, NodeId, Past, Result, Sequence, ShardId, SnapshotId,
+    StartNumber, Version, ViewNumber, VolumeId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -165,6 +167,20 @@ pub enum Request {
     },
     /// This node only.
     NodeInfo,
+    /// A token with which one node can join; the reply is a `Token`. `Invalid` in a cluster without an authority.
+    TokenCreate {
+        /// Milliseconds that it is good for, at most `TOKEN_MS_MAX`.
+        valid_ms: u64,
+    },
+    /// The tokens that the cluster knows; the reply is `Tokens`.
+    TokenList,
+    /// Ends tokens that nobody used; the reply is `Revoked`.
+    TokenRevoke {
+        /// The first digits of the hash of one, or `all`.
+        of: String,
+    },
+    /// A node wants to be a member; the reply is `Joined`.
+    Join(JoinRequest),
     /// Answers when the state's revision is not `since` (any more), or after `timing::WATCH_MS` with nothing new.
     Watch {
         /// The revision that the watcher has; 0 for none.
@@ -275,6 +291,28 @@ pub enum Reply {
     Recovery(Recovery),
     /// To `NodeInfo`.
     Node(NodeInfo),
+    /// To `TokenCreate`.
+    Token {
+        /// The token.
+        token: Secret,
+        /// The end of it, milliseconds since 1970.
+        expires_ms: u64,
+    },
+    /// To `TokenList`, the oldest first.
+    Tokens {
+        /// Without their secrets.
+        tokens: Vec<TokenStatus>,
+    },
+    /// To `TokenRevoke`.
+    Revoked {
+        /// The ids of those that it ended.
+        tokens: Vec<String>,
+        /// Those that were used before it could end them.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        used: Vec<TokenStatus>,
+    },
+    /// To `Join`.
+    Joined(Joined),
     /// To `Watch`.
     Changes(Changes),
     /// To `Submit`.
@@ -300,6 +338,73 @@ pub enum Reply {
         #[serde(default)]
         missing: Vec<String>,
     },
+}
+
+/// A text that is not for logs.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(pub String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// A node that wants to be a member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JoinRequest {
+    /// The token that it was given.
+    pub token: Secret,
+    /// Public half of its key.
+    pub identity: HostPublic,
+    /// Name for people.
+    pub name: String,
+    /// Host and port.
+    pub address: String,
+    /// Workers.
+    pub workers: u16,
+    /// Signature of the claim by that key.
+    pub proof: Vec<u8>,
+}
+
+impl JoinRequest {
+    /// The bytes that are signed: all that is asked for, with the hash of the token in place of it.
+    #[must_use]
+    pub fn claim(&self, token: Hash32) -> Vec<u8> {
+        let mut out = b"freebs 2026-11 join".to_vec();
+        out.extend(token.0);
+        out.extend(self.identity.0);
+        out.extend(self.workers.to_le_bytes());
+        for text in [&self.name, &self.address] {
+            out.extend((text.len() as u64).to_le_bytes());
+            out.extend(text.as_bytes());
+        }
+        out
+    }
+}
+
+/// A token, for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenStatus {
+    /// The first digits of its hash.
+    pub id: String,
+    /// Milliseconds since 1970, by the clock of the node that made it.
+    pub made_ms: u64,
+    /// The end of it, milliseconds since 1970.
+    pub expires_ms: u64,
+    /// Name of the node that came with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used_by: Option<String>,
+}
+
+/// A node that is a member from now on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Joined {
+    /// Its number.
+    pub node: NodeId,
+    /// The others.
+    pub peers: Vec<ClusterPeer>,
 }
 
 /// A gateway, or a node that serves NBD itself.

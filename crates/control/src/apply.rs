@@ -26,7 +26,7 @@ impl State {
     pub fn apply_with(&mut self, command: Command, mutant: Option<Mutant>) -> Result<Done> {
         let outcome = match command {
             Command::RegisterNode { node, name, address, workers, start } => {
-                let node = Node { id: node, name, address, workers, start, host_key: None, changed: 0 };
+                let node = Node { id: node, name, address, workers, start, host_key: None, identity: None, changed: 0 };
                 self.register(node, mutant)
             }
             Command::CreateVolume(new) => self.create(new),
@@ -62,6 +62,9 @@ impl State {
             Command::ExtendChains { away, waited } => self.extend_chains(&away, &waited),
             Command::LeaveChains { failed, shards } => self.leave_chains(&failed, &shards, mutant),
             Command::RecoverShard(how) => self.recover_shard(&how),
+            Command::MakeToken { token, expires_ms, now_ms } => self.make_token(token, expires_ms, now_ms),
+            Command::AddNode(new) => self.add_node(new),
+            Command::RevokeTokens { tokens } => self.revoke_tokens(&tokens),
             Command::ScheduleSnapshots { volume, schedule } => self.schedule_snapshots(volume, schedule),
             Command::BeginSnapshot { name, volumes, created_ms, past } => {
                 self.begin_snapshot(name, &volumes, created_ms, past)
@@ -106,12 +109,15 @@ impl State {
             return Err(Error::invalid("node ids begin with 1"));
         }
         rules::check_node(&node.name, &node.address, node.workers)?;
+        self.check_member(node.id)?;
+        self.check_place(node.id, &node.address)?;
         if let Some(other) = self.nodes.values().find(|n| n.id != node.id && n.name == node.name) {
             return Err(Error::invalid(format!("the name {} is node {}'s; choose another", node.name, other.id)));
         }
         match self.nodes.get(&node.id) {
             Some(old) if mutant == Some(Mutant::OldImagesRegister) => {
                 (node.start, node.host_key) = (node.start.max(old.start), old.host_key);
+                node.identity = old.identity;
             }
             None if self.nodes.len() >= common::NODES_MAX => {
                 return Err(Error::invalid(format!("a cluster has at most {} nodes", common::NODES_MAX)));
@@ -131,6 +137,7 @@ impl State {
             }
             Some(old) => {
                 (node.changed, node.host_key) = (old.changed, old.host_key);
+                node.identity = old.identity;
                 if **old == node {
                     return Ok(Outcome::Registered);
                 }
@@ -197,7 +204,7 @@ impl State {
         self.has_room_for(shards as usize)?;
         let mut loads = self.loads.clone();
         let mut chain = |index| {
-            let members = loads.choose(self.nodes.keys().copied(), copies as usize);
+            let members = loads.choose(self.places(), copies as usize);
             loads.add_chain(&members);
             Shard::new(index, members)
         };
@@ -227,7 +234,7 @@ impl State {
 
     /// Copies and least copies of a new volume.
     fn copies(&self, new: &CreateVolume) -> Result<(u8, u8)> {
-        let nodes = self.nodes.len();
+        let nodes = self.places().count();
         if nodes == 0 {
             return Err(Error::retry("the cluster has no node yet; start one with `freebs node`"));
         }

@@ -108,7 +108,7 @@ impl State {
         let is_shorter = whole < of.quorum(copies) && whole >= usize::from(of.min_copies);
         let copies = if is_shorter { whole } else { copies };
         members.extend(from.members.iter().copied().filter(learns).take(copies - whole));
-        loads.fill(&mut members, self.nodes.keys().copied(), copies);
+        loads.fill(&mut members, self.places(), copies);
         loads.add_chain(&members);
         let joining = members[whole..].to_vec();
         Shard { highest: from.highest, joining, ..Shard::new(from.index, members) }

@@ -1,7 +1,9 @@
 //! The cluster file: which nodes a cluster begins with, and where a node that starts may find the others.
 
+use crate::limits::NUMBER_MAX;
 use crate::rules;
-use freebs_types::{ClusterId, Error, NodeId, Result, limits};
+use crate::state::Node;
+use freebs_types::{ClusterId, Error, HostPublic, NodeId, Result, limits};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -29,6 +31,42 @@ pub struct ClusterFile {
     /// Volumes were usable once: from then on the control state is somewhere, and is not begun anew.
     #[serde(default)]
     pub set_up: bool,
+    /// Public half of the key of the cluster's authority, if nodes join it with tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub authority: Option<HostPublic>,
+    /// The node is to found the cluster, in which nobody else is yet. Taken out once that is done, so that it is done once.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub founds: bool,
+    /// In a cluster with an authority: other members, as this node last knew them. Hints where to ask, and nothing else.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub peers: Vec<ClusterPeer>,
+    /// The node had the only vote when the peers were noted last: none of them can go on without it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub only_vote: bool,
+}
+
+/// Another node, as one that joins is told of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterPeer {
+    /// Number of the node.
+    pub id: NodeId,
+    /// Name of the node.
+    pub name: String,
+    /// Host and port.
+    pub address: String,
+    /// Workers of the node.
+    pub workers: u16,
+    /// It has run: one that has joined and never ran may never come.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_run: bool,
+}
+
+impl From<&Node> for ClusterPeer {
+    fn from(n: &Node) -> Self {
+        let has_run = n.start.0 > 0;
+        Self { id: n.id, name: n.name.clone(), address: n.address.clone(), workers: n.workers, has_run }
+    }
 }
 
 /// A node as the cluster begins with it.
@@ -51,7 +89,26 @@ impl ClusterFile {
     /// A new cluster of this identity.
     #[must_use]
     pub fn new(cluster: ClusterId, nodes: Vec<ClusterNode>) -> Self {
-        Self { version: CLUSTER_FILE_VERSION, cluster, nodes, device_size: None, segment_bytes: None, set_up: false }
+        Self {
+            version: CLUSTER_FILE_VERSION,
+            cluster,
+            nodes,
+            device_size: None,
+            segment_bytes: None,
+            set_up: false,
+            authority: None,
+            founds: false,
+            peers: Vec::new(),
+            only_vote: false,
+        }
+    }
+
+    /// False if no other node has the control state and can go on with it: it would need this one's vote. There are three
+    /// votes as soon as three nodes have run.
+    #[must_use]
+    pub fn can_be_without(&self) -> bool {
+        let others = self.peers.iter().filter(|p| p.has_run).count();
+        self.authority.is_none() || others > 1 || (others == 1 && !self.only_vote)
     }
 
     /// The file in `bytes`, checked; data directories are as it names them. `Corrupt` if it is no JSON of this kind,
@@ -60,8 +117,10 @@ impl ClusterFile {
         if bytes.len() > CLUSTER_FILE_BYTES_MAX {
             return Err(Error::corrupt("it is far too long"));
         }
-        let file: Self = serde_json::from_slice(bytes).map_err(|e| Error::corrupt(format!("it can't be read: {e}")))?;
+        let mut file: Self =
+            serde_json::from_slice(bytes).map_err(|e| Error::corrupt(format!("it can't be read: {e}")))?;
         file.check()?;
+        file.drop_stale_peers();
         Ok(file)
     }
 
@@ -73,7 +132,18 @@ impl ClusterFile {
         json
     }
 
-    fn check(&self) -> Result<()> {
+    /// Peers may have moved since, and this node may be where one of them was: such hints are of no use.
+    fn drop_stale_peers(&mut self) {
+        let mut seen: BTreeSet<NodeId> = self.nodes.iter().map(|n| n.id).collect();
+        let mine: BTreeSet<String> = self.nodes.iter().map(|n| n.address.clone()).collect();
+        self.peers.retain(|p| {
+            let is_node = p.id.0 > 0 && rules::check_node(&p.name, &p.address, p.workers).is_ok();
+            is_node && !mine.contains(&p.address) && seen.insert(p.id)
+        });
+    }
+
+    /// `Invalid` if it says what no cluster can be.
+    pub fn check(&self) -> Result<()> {
         if self.version != CLUSTER_FILE_VERSION {
             return Err(Error::invalid(format!(
                 "the cluster file has version {}, this freebs knows {CLUSTER_FILE_VERSION}; use a newer freebs",
@@ -84,12 +154,23 @@ impl ClusterFile {
             return Err(Error::invalid(format!("a cluster file names 1 to {} nodes", limits::NODES_MAX)));
         }
         let (mut ids, mut names, mut addresses) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        for n in &self.nodes {
-            rules::check_node(&n.name, &n.address, n.workers)?;
-            if n.id.0 == 0 || !ids.insert(n.id) || !names.insert(&n.name) || !addresses.insert(&n.address) {
+        if !self.peers.is_empty() && (self.authority.is_none() || self.nodes.len() > 1) {
+            return Err(Error::invalid("only the cluster file of one node of a cluster with an authority names peers"));
+        }
+        if self.founds && (self.authority.is_none() || self.nodes.len() > 1 || self.set_up || !self.peers.is_empty()) {
+            return Err(Error::invalid("only one node founds a cluster with an authority, before there are others"));
+        }
+        if self.authority.is_some() && self.nodes.iter().any(|n| n.id.0 > NUMBER_MAX) {
+            return Err(Error::invalid("a node has an id that none can have"));
+        }
+        if self.peers.len() >= limits::NODES_MAX {
+            return Err(Error::invalid(format!("a cluster has at most {} nodes", limits::NODES_MAX)));
+        }
+        for (id, name, address, workers) in self.nodes.iter().map(|n| (n.id, &n.name, &n.address, n.workers)) {
+            rules::check_node(name, address, workers)?;
+            if id.0 == 0 || !ids.insert(id) || !names.insert(name) || !addresses.insert(address) {
                 return Err(Error::invalid(format!(
-                    "node {} ({}) has an id, name or address that is 0 or another node's, too",
-                    n.name, n.id
+                    "node {name} ({id}) has an id, name or address that is 0 or another node's, too"
                 )));
             }
         }

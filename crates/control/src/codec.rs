@@ -5,10 +5,10 @@
 //! than the bytes it was given. Where the bytes lie (a record, a message) they are under a checksum.
 //! `docs/formats/control.md` has the table.
 
-use crate::command::{Command, CreateVolume, Done, Outcome, RecoverShard};
+use crate::command::{Command, CreateVolume, Done, NewNode, Outcome, RecoverShard};
 use crate::limits::{
     COMMAND_BYTES_MAX, COMMAND_TEXT_BYTES_MAX, CUTS_OF_COMMAND_MAX, ERROR_TEXT_BYTES_MAX, FAILED_NODES_MAX,
-    KEEP_RULES_MAX, LEFT_SHARDS_MAX, SNAPSHOT_VOLUMES_MAX,
+    KEEP_RULES_MAX, LEFT_SHARDS_MAX, SNAPSHOT_VOLUMES_MAX, TOKENS_MAX,
 };
 use crate::snapshots::{Cut, Group, Keep, Schedule};
 use crate::state::Ack;
@@ -74,6 +74,10 @@ impl<'a> Fields<'a> {
     /// The next eight bytes, little end first.
     pub fn u64(&mut self) -> Result<u64> {
         Ok(u64::from_le_bytes(self.take(8)?.try_into().expect("eight bytes")))
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        Ok(self.take(N)?.try_into().expect("as many bytes as were taken"))
     }
 
     fn text(&mut self) -> Result<String> {
@@ -148,6 +152,7 @@ impl Command {
             | Self::DeleteSnapshot { name, .. }
             | Self::LockSnapshot { name, .. } => name.len(),
             Self::FailSnapshot { why, .. } => why.len(),
+            Self::AddNode(new) => new.name.len() + new.address.len(),
             _ => 0,
         }
     }
@@ -219,6 +224,7 @@ impl Command {
             }
             Self::FlattenVolume { volume } => put_form(out, 29, &[volume.0]),
             Self::RetainVolume { volume, retain_ms } => put_form(out, 31, &[volume.0, *retain_ms]),
+            Self::MakeToken { .. } | Self::AddNode(_) | Self::RevokeTokens { .. } => self.put_of_joining(out)?,
             Self::BeginSnapshot { .. }
             | Self::ReportCuts { .. }
             | Self::ConfirmCuts { .. }
@@ -249,6 +255,32 @@ impl Command {
             }
             _ => Err(Error::bug("no command about nodes that are away")),
         }
+    }
+
+    fn put_of_joining(&self, out: &mut Vec<u8>) -> Result<()> {
+        match self {
+            Self::RevokeTokens { tokens } => {
+                let count = u16::try_from(tokens.len()).ok().filter(|n| usize::from(*n) <= TOKENS_MAX);
+                let count = count.ok_or_else(|| Error::invalid("more tokens than there can be"))?;
+                out.push(43);
+                out.extend(count.to_le_bytes());
+                tokens.iter().for_each(|t| out.extend(t.0));
+            }
+            Self::MakeToken { token, expires_ms, now_ms } => {
+                put_form(out, 41, &[*expires_ms, *now_ms]);
+                out.extend(token.0);
+            }
+            Self::AddNode(new) => {
+                put_form(out, 42, &[new.now_ms]);
+                out.extend(new.token.0);
+                out.extend(new.identity.0);
+                out.extend(new.workers.to_le_bytes());
+                put_text(out, &new.name);
+                put_text(out, &new.address);
+            }
+            _ => return Err(Error::bug("no command about nodes that join")),
+        }
+        Ok(())
     }
 
     fn put_attach(&self, out: &mut Vec<u8>) -> Result<()> {
@@ -375,6 +407,7 @@ impl Command {
             kind @ (21..=26 | 28 | 31 | 33) => of_snapshot(f, kind)?,
             27 => Self::DeleteVolumeAndSnapshots { volume: VolumeId(f.u64()?), now_ms: f.u64()?, force: f.flag()? },
             29 => Self::FlattenVolume { volume: VolumeId(f.u64()?) },
+            kind @ (41..=43) => of_joining(f, kind)?,
             _ => return Err(damaged()),
         };
         f.end()?;
@@ -487,6 +520,29 @@ fn of_snapshot(f: &mut Fields<'_>, kind: u8) -> Result<Command> {
         33 => Command::ScheduleSnapshots { volume, schedule: schedule(f)? },
         28 => Command::CloneVolume { volume, snapshot: f.text()?, name: f.text()? },
         _ => Command::LockSnapshot { volume, until_ms: f.u64()?, now_ms: f.u64()?, name: f.text()? },
+    })
+}
+
+fn of_joining(f: &mut Fields<'_>, kind: u8) -> Result<Command> {
+    if kind == 43 {
+        let count = usize::from(f.u16()?);
+        if count > TOKENS_MAX {
+            return Err(Error::corrupt("more tokens than there can be"));
+        }
+        let tokens = (0..count).map(|_| Ok(Hash32(f.array()?))).collect::<Result<_>>()?;
+        return Ok(Command::RevokeTokens { tokens });
+    }
+    let first = f.u64()?;
+    Ok(match kind {
+        41 => {
+            let now_ms = f.u64()?;
+            Command::MakeToken { token: Hash32(f.array()?), expires_ms: first, now_ms }
+        }
+        _ => {
+            let (token, identity) = (Hash32(f.array()?), HostPublic(f.array()?));
+            let workers = f.u16()?;
+            Command::AddNode(NewNode { token, identity, name: f.text()?, address: f.text()?, workers, now_ms: first })
+        }
     })
 }
 
@@ -647,6 +703,7 @@ pub fn encode_result(result: &Result<Done>) -> Vec<u8> {
                 Outcome::Moved => (10, &[]),
                 Outcome::SnapshotBegun { snapshot } => (12, &[snapshot.0]),
                 Outcome::Noted => (13, &[]),
+                Outcome::Added { node } => (40, &[node.0]),
             };
             out.push(kind);
             put_numbers(&mut out, &[*revision]);
@@ -689,6 +746,7 @@ pub fn decode_result(bytes: &[u8]) -> Result<Result<Done>> {
         10 => Outcome::Moved,
         12 => Outcome::SnapshotBegun { snapshot: SnapshotId(f.u64()?) },
         13 => Outcome::Noted,
+        40 => Outcome::Added { node: NodeId(f.u64()?) },
         _ => return Err(damaged()),
     };
     f.end()?;

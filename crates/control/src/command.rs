@@ -311,6 +311,48 @@ pub enum Command {
     /// An operator's word: so many members of a shard are lost for good that it can't go on by itself, and it goes on from
     /// what is left (rule V10). `Fenced` if anything of what was seen is another by now.
     RecoverShard(RecoverShard),
+    /// One node may join. `Invalid` in a cluster without an authority.
+    MakeToken {
+        /// Hash of the token's secret.
+        token: Hash32,
+        /// Milliseconds since 1970, at most `TOKEN_MS_MAX` from now.
+        expires_ms: u64,
+        /// Milliseconds since 1970, by the clock of who asks.
+        now_ms: u64,
+    },
+    /// A token makes a node a member. Asked again with the same key it is the same one.
+    AddNode(NewNode),
+    /// Tokens that nobody used are good for nothing any more; others are passed over.
+    RevokeTokens {
+        /// Hashes of their secrets, at most `TOKENS_MAX`.
+        tokens: Vec<Hash32>,
+    },
+}
+
+impl Command {
+    /// True if it is about nodes that join, and tokens: who is asked for such a thing holds it against its own clock, and
+    /// against the key of who asks.
+    #[must_use]
+    pub fn is_about_joining(&self) -> bool {
+        matches!(self, Self::MakeToken { .. } | Self::AddNode(_) | Self::RevokeTokens { .. })
+    }
+}
+
+/// A node that wants to be a member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewNode {
+    /// Hash of the token's secret.
+    pub token: Hash32,
+    /// Public half of the node's key. With the same one it may ask again.
+    pub identity: HostPublic,
+    /// Name for people, of no other node.
+    pub name: String,
+    /// Host and port, of no other node.
+    pub address: String,
+    /// Workers; 1, 2, 4 or 8.
+    pub workers: u16,
+    /// Milliseconds since 1970, by the clock of the node that was asked.
+    pub now_ms: u64,
 }
 
 /// How a shard goes on without what is lost, and what was seen when that was asked for.
@@ -392,11 +434,16 @@ pub enum Outcome {
         /// Number of the snapshot.
         snapshot: SnapshotId,
     },
-    /// Of `ReportCuts`, `ConfirmCuts`, `FailSnapshot`, `LockSnapshot` and `FlattenVolume`; late words have changed nothing.
+    /// Of `ReportCuts`, `ConfirmCuts`, `FailSnapshot`, `LockSnapshot`, `FlattenVolume`, `MakeToken` and `RevokeTokens`; late words have changed nothing.
     Noted,
     /// Of the commands that change members or heads: `MoveHead`, `ReplaceHead`, `FailOver`, `ReplaceMembers`,
     /// `ExtendChains`, `MembersComplete`, `RecoverShard`.
     Moved,
+    /// Of `AddNode`.
+    Added {
+        /// Number of the new node.
+        node: NodeId,
+    },
 }
 
 /// An outcome, and the revision of the state that has it.

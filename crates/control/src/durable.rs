@@ -6,8 +6,9 @@
 use crate::limits;
 use crate::snapshots::{Snapshot, SnapshotVolume, Snapshots};
 use crate::state::{Node, State, Volume};
+use crate::tokens::{Joining, Token};
 use freebs_format::crc32c;
-use freebs_types::{ClusterId, Error, Result, SnapshotId, VolumeId, limits as common};
+use freebs_types::{ClusterId, Error, HostPublic, NodeId, Result, SnapshotId, VolumeId, limits as common};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,9 +23,10 @@ pub const STATE_MAGIC: [u8; 4] = *b"FBCS";
 /// reader that passes over them would let a log that was lost go on.
 /// Snapshots came with version 5: a reader that passes over them would have logs let go of what they are of. Clones came with
 /// version 6: a reader that passes over them would begin them with nothing. Schedules of snapshots came with version 7: a
-/// reader that passes over them would make none. Nodes that are away came with version 8: a reader that passes over them would
-/// give their places away, and have them free what they have.
-pub const STATE_VERSION: u16 = 8;
+/// reader that passes over them would make none. Nodes that are away came with version 8: a reader that
+/// passes over them would give places away, and have nodes free what they have. How nodes join came with version 9: a reader that passes
+/// over it would take in anybody.
+pub const STATE_VERSION: u16 = 9;
 /// Bytes of the header before the body.
 pub const STATE_HEADER_BYTES: usize = 64;
 
@@ -62,6 +64,22 @@ struct BodyOut<'a> {
     deleted: Vec<(u64, VolumeId)>,
     #[serde(skip_serializing_if = "Option::is_none")]
     snapshots: Option<SnapshotsOut<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    joining: Option<JoiningOut<'a>>,
+}
+
+#[derive(Serialize)]
+struct JoiningOut<'a> {
+    authority: Option<HostPublic>,
+    last_node: NodeId,
+    tokens: Vec<&'a Token>,
+}
+
+#[derive(Deserialize)]
+struct JoiningIn {
+    authority: Option<HostPublic>,
+    last_node: NodeId,
+    tokens: Vec<Token>,
 }
 
 #[derive(Serialize)]
@@ -81,6 +99,8 @@ struct BodyIn {
     deleted: Vec<(u64, VolumeId)>,
     #[serde(default)]
     snapshots: Option<SnapshotsIn>,
+    #[serde(default)]
+    joining: Option<JoiningIn>,
 }
 
 #[derive(Deserialize)]
@@ -111,12 +131,19 @@ impl State {
                 records: s.iter().map(|s| &**s).collect(),
                 gone: s.gone().copied().collect(),
             }),
+            joining: Some(self.joining()).filter(|j| **j != Joining::default()).map(|j| JoiningOut {
+                authority: j.authority(),
+                last_node: j.last_node(),
+                tokens: j.tokens().collect(),
+            }),
         };
+        let body_joins = body.joining.is_some();
         let mut out = vec![0; STATE_HEADER_BYTES];
         serde_json::to_writer(&mut out, &body).expect("a state has only what JSON can say");
         let body = &out[STATE_HEADER_BYTES..];
         let version = match () {
-            () if self.has_away() => STATE_VERSION,
+            () if body_joins => STATE_VERSION,
+            () if self.has_away() => 8,
             () if self.volumes.values().any(|v| v.schedule.is_some()) => 7,
             () if self.volumes.values().any(|v| v.origin.is_some()) => 6,
             () if self.snapshots.last().0 > 0 => 5,
@@ -166,7 +193,8 @@ impl State {
     }
 
     fn from_body(cluster: ClusterId, revision: u64, body: BodyIn) -> Result<Self> {
-        let mut state = Self { cluster, revision, last_volume: body.last_volume, ..Self::default() };
+        let mut state = Self::new(cluster);
+        (state.revision, state.last_volume) = (revision, body.last_volume);
         if body.nodes.len() > common::NODES_MAX
             || body.volumes.len() > common::VOLUMES_MAX
             || body.deleted.len() > limits::TOMBSTONES_MAX
@@ -202,6 +230,9 @@ impl State {
         state.forgotten = body.forgotten;
         if let Some(snapshots) = body.snapshots {
             state.snapshots = Arc::new(state.snapshots_of_body(snapshots)?);
+        }
+        if let Some(joining) = body.joining {
+            *state.joining_mut() = Joining::restored(joining.authority, joining.last_node, joining.tokens)?;
         }
         Ok(state)
     }

@@ -3,11 +3,11 @@
 //! What the control plane decided follows from each command and the states around it, so every node tells the same of
 //! it, and whoever gathers from several nodes knows by revision, kind and shard what is the same event.
 
-use crate::command::{Command, RecoverShard};
+use crate::command::{Command, NewNode, RecoverShard};
 use crate::rules::{self, format_date};
 use crate::snapshots::{Schedule, Snapshot, Stage};
 use crate::state::{Holder, Origin, Shard, State, Volume};
-use freebs_types::{NodeId, ShardId, StartNumber, ViewNumber};
+use freebs_types::{Hash32, NodeId, ShardId, StartNumber, ViewNumber};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of an event's text; a longer one is cut.
@@ -77,6 +77,8 @@ pub enum EventKind {
     Mended,
     /// A shard has no head that orders, and what it waits for.
     Waits,
+    /// A token that one node can join with was made, used or revoked.
+    Token,
     /// Something of a node has ended, and works again after a restart at the earliest.
     Fault,
 }
@@ -115,6 +117,7 @@ impl EventKind {
             Self::Space => "space",
             Self::Mended => "mended",
             Self::Waits => "waits",
+            Self::Token => "token",
             Self::Fault => "fault",
         }
     }
@@ -203,15 +206,9 @@ fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
             let place = v.origin.as_ref().map(Origin::place).unwrap_or_default();
             Told::new(EventKind::Flattening, format!("it gets what it reads from {place} as its own")).of(v)
         })),
-        Command::ResizeVolume { volume, .. } => one(now.volume(*volume).map(|v| {
-            let old = before.volume(*volume).map_or(0, |old| old.size);
-            Told::new(EventKind::VolumeResized, format!("from {old} to {} bytes", v.size)).of(v)
-        })),
+        Command::ResizeVolume { volume, .. } => one(now.volume(*volume).map(|v| resized(before, v))),
         Command::RetainVolume { volume, .. } => one(now.volume(*volume).map(|v| retained(v))),
-        Command::RenameVolume { volume, .. } => one(now.volume(*volume).map(|v| {
-            let old = before.volume(*volume).map_or("?", |old| &old.name);
-            Told::new(EventKind::VolumeRenamed, format!("from {old}")).of(v)
-        })),
+        Command::RenameVolume { volume, .. } => one(now.volume(*volume).map(|v| renamed(before, v))),
         Command::DeleteVolume { volume, force } | Command::DeleteVolumeAndSnapshots { volume, force, .. } => {
             one(before.volume(*volume).map(|v| {
                 let how = match (&v.holder, force) {
@@ -241,6 +238,12 @@ fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
         Command::LeaveChains { failed, .. } => left(before, now, failed),
         Command::RecoverShard(how) => forced(before, now, how),
         Command::MembersComplete { shard, nodes, .. } => complete(before, now, *shard, nodes),
+        Command::AddNode(new) => joined(before, now, new),
+        Command::MakeToken { token, expires_ms, .. } => one(Some(Told::new(
+            EventKind::Token,
+            format!("a token was made, {}: good for one node, until {}", short(*token), format_date(*expires_ms)),
+        ))),
+        Command::RevokeTokens { tokens } => revoked(before, now, tokens),
         Command::ProposeView { .. } | Command::NameHostKey { .. } => Vec::new(),
         // Any command may decide the fate of a snapshot.
         Command::BeginSnapshot { .. }
@@ -301,6 +304,44 @@ fn left(before: &State, now: &State, failed: &[(NodeId, StartNumber)]) -> Vec<To
     }
     out.extend(heads(before, now, "the old one has failed, or is being stopped"));
     out
+}
+
+/// Digits of a token's hash that people know it by.
+pub const TOKEN_ID_DIGITS: usize = 12;
+
+fn short(token: Hash32) -> String {
+    token.to_string().chars().take(TOKEN_ID_DIGITS).collect()
+}
+
+fn joined(before: &State, now: &State, new: &NewNode) -> Vec<Told> {
+    let Some(node) = now.nodes().find(|n| n.identity == Some(new.identity)) else { return Vec::new() };
+    let told = |kind, text: String| Told::new(kind, text).about(node.name.clone()).decided(now.revision());
+    let mut out = Vec::new();
+    if before.node(node.id) != Some(node) {
+        let text = format!("has joined with the token {}, to be at {}", short(new.token), node.address);
+        out.push(told(EventKind::Node, text));
+    }
+    let used = |s: &State| s.joining().token(&new.token).and_then(|t| t.used_by);
+    if used(before) != used(now) {
+        out.push(told(EventKind::Token, format!("the token {} was used", short(new.token))));
+    }
+    out
+}
+
+fn revoked(before: &State, now: &State, tokens: &[Hash32]) -> Vec<Told> {
+    let gone = tokens.iter().filter(|t| before.joining().token(t).is_some() && now.joining().token(t).is_none());
+    let text = |t: &Hash32| format!("the token {} was revoked", short(*t));
+    gone.map(|t| Told::new(EventKind::Token, text(t)).decided(now.revision())).collect()
+}
+
+fn resized(before: &State, v: &Volume) -> Told {
+    let old = before.volume(v.id).map_or(0, |old| old.size);
+    Told::new(EventKind::VolumeResized, format!("from {old} to {} bytes", v.size)).of(v)
+}
+
+fn renamed(before: &State, v: &Volume) -> Told {
+    let old = before.volume(v.id).map_or("?", |old| &old.name);
+    Told::new(EventKind::VolumeRenamed, format!("from {old}")).of(v)
 }
 
 fn retained(v: &Volume) -> Told {

@@ -2,6 +2,10 @@
 
 use freebs_types::limits as common;
 
+/// Tokens that are kept: those that nobody used, and with the room that is left the last that were used.
+pub const TOKENS_MAX: usize = 256;
+/// Longest life of a token, milliseconds: 30 days.
+pub const TOKEN_MS_MAX: u64 = 30 * 86_400_000;
 /// Shortest retention window, milliseconds: what heads need to move it.
 pub const RETAIN_MS_MIN: u64 = 1000;
 /// Shards of all volumes together; keeps the state within `STATE_BYTES_MAX`.

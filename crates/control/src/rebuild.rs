@@ -344,7 +344,8 @@ fn make(
     (accepted, mutant): (&BTreeSet<NodeId>, Option<Mutant>),
 ) -> Result<Rebuilt> {
     let (revision, lone) = begin_above(surveys, clock);
-    let mut state = State { revision, forgotten: revision, ..State::new(cluster) };
+    let mut state = State::new(cluster);
+    (state.revision, state.forgotten) = (revision, revision);
     // Each snapshot was begun under a revision of its own, so none has a number above. What logs keep for them stays.
     state.snapshots_mut().spare(SnapshotId(revision));
     let mut starts: BTreeMap<NodeId, &NodeSurvey> = BTreeMap::new();
@@ -362,7 +363,9 @@ fn make(
     for n in nodes {
         let start = starts.get(&n.node).map_or(StartNumber(0), |s| s.start);
         let (name, address) = (n.name.clone(), n.address.clone());
-        let node = Node { id: n.node, name, address, workers: n.workers, start, host_key: None, changed: revision };
+        let (host_key, identity) = (None, None);
+        let workers = n.workers;
+        let node = Node { id: n.node, name, address, workers, start, host_key, identity, changed: revision };
         node.check()?;
         state.nodes.insert(node.id, Arc::new(node));
     }

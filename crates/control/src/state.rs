@@ -3,6 +3,7 @@
 use crate::limits;
 use crate::placement::Loads;
 use crate::snapshots::{Cut, Schedule, Snapshots};
+use crate::tokens::Joining;
 use freebs_format::VolumeDescription;
 use freebs_types::{
     ClusterId, Error, Fork, Generation, Hash32, HostPublic, NodeId, Result, Sequence, ShardId, SnapshotId, StartNumber,
@@ -28,6 +29,9 @@ pub struct Node {
     /// What slices of secrets are sealed for; `None` until it has said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_key: Option<HostPublic>,
+    /// Public half of the node's key, if it has joined a cluster with an authority; it never changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<HostPublic>,
     /// Revision of the last change.
     pub changed: u64,
 }
@@ -441,6 +445,8 @@ pub struct State {
     /// Deletions up to this revision are no longer in `deleted`.
     pub(crate) forgotten: u64,
     pub(crate) snapshots: Arc<Snapshots>,
+    /// Not told to followers.
+    joining: Arc<Joining>,
     /// Derived from `volumes`.
     pub(crate) names: BTreeMap<String, VolumeId>,
     /// Derived from `volumes`.
@@ -464,6 +470,16 @@ impl State {
     #[must_use]
     pub fn revision(&self) -> u64 {
         self.revision
+    }
+
+    /// How nodes come into this cluster. Followers know nothing of it.
+    #[must_use]
+    pub fn joining(&self) -> &Joining {
+        &self.joining
+    }
+
+    pub(crate) fn joining_mut(&mut self) -> &mut Joining {
+        Arc::make_mut(&mut self.joining)
     }
 
     /// Nodes in order of id.

@@ -13,6 +13,7 @@ use crate::disk::{
     SegmentFooter, Superblock,
 };
 use crate::header::{ExtentDesc, FrameHeader, UpdateDesc};
+use crate::keys::{JoinTokenFixed, SigningKeyFile};
 use crate::pins::PinFixed;
 use crate::wire::{
     AttachMeta, ControlMeta, DurableMeta, FramesMeta, HeartbeatMeta, HelloMeta, MessageHeader, NameMeta, OrderedMeta,
@@ -93,6 +94,8 @@ layouts! {
         size_limit, revision, start, created, reserved, crc,
     }
     HostKeyFile { magic, version, length, cluster, node, secret, public, reserved, crc }
+    SigningKeyFile { magic, version, length, cluster, seed, public, reserved, crc }
+    JoinTokenFixed { magic, version, length, cluster, authority, secret, expires_ms, reserved, crc }
     LostStretch { from, to }
     AppendHeader {
         magic, version, flags, skipped, device, segment, offset, segment_seq, number, durable, heads_len, extra_len, data_len,

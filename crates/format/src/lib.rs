@@ -10,6 +10,7 @@ mod description;
 pub mod disk;
 mod frame;
 mod header;
+pub mod keys;
 pub mod layout;
 mod lost;
 mod packed;

@@ -11,6 +11,7 @@ mod files;
 mod gateway;
 mod headroom;
 mod host_socket;
+mod identity;
 mod options;
 mod places;
 mod runtime;

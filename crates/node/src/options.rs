@@ -1,6 +1,6 @@
 //! What a node and a gateway are told at their start, already checked.
 
-use crate::cluster_file::{ClusterFile, ClusterNode};
+use crate::cluster_file::{ClusterFile, ClusterNode, Kept};
 use crate::files::{self, DirLock};
 use freebs_control::rules::format_size;
 use freebs_format::disk::SEGMENTS_MAX;
@@ -32,6 +32,8 @@ const SOCKET_PATH_BYTES_MAX: usize = 107;
 #[derive(Debug)]
 pub struct NodeOptions {
     pub cluster: ClusterFile,
+    /// Where that is kept, as it was before this start.
+    pub kept: Kept,
     /// Which of the cluster's nodes this one is.
     pub node: NodeId,
     /// Its data directory; it exists and is this process's alone.
@@ -64,10 +66,16 @@ impl NodeOptions {
         self.cluster.node(self.node).expect("chosen from this file")
     }
 
+    /// Keeps the address that this start listens at.
+    pub fn keep_address(&self) -> Result<()> {
+        self.kept.change(|file| file.nodes.clone_from(&self.cluster.nodes))
+    }
+
     /// Whether it founds the cluster, if that was not done yet.
     #[must_use]
     pub fn is_founder(&self) -> bool {
-        self.cluster.first().id == self.node
+        let is_to = self.cluster.authority.is_none() || self.cluster.founds;
+        is_to && self.cluster.first().id == self.node
     }
 }
 
@@ -177,6 +185,19 @@ pub fn check_listen(address: SocketAddr, trusted_network: bool) -> Result<Socket
     )))
 }
 
+/// Where nodes of a cluster with an authority listen: they do not encrypt what they say yet, and there the word of an
+/// operator is not enough.
+pub fn check_joined_listen(address: SocketAddr) -> Result<()> {
+    if address.ip().is_loopback() {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "nodes that join do not encrypt what they say yet, so they are on loopback only, all on one machine, and \
+         {address} is not; use 127.0.0.1:{}",
+        address.port()
+    )))
+}
+
 /// Whether a device can have this shape.
 pub fn check_device(device_bytes: u64, segment_bytes: u64, workers: u16) -> Result<()> {
     if !segment_bytes.is_power_of_two() || !(NODE_SEGMENT_BYTES_MIN..=1 << 30).contains(&segment_bytes) {
@@ -269,5 +290,7 @@ mod tests {
         assert!(check_listen(far, false).unwrap_err().text.contains("--trusted-network"));
         assert!(check_listen(far, true).is_ok());
         assert!(check_listen("127.0.0.1:1".parse().unwrap(), false).is_ok());
+        assert!(check_joined_listen(far).unwrap_err().text.contains("use 127.0.0.1:7400"));
+        assert!(check_joined_listen("[::1]:1".parse().unwrap()).is_ok());
     }
 }

@@ -34,11 +34,26 @@ pub const SEAT_AGAIN: Duration = Duration::from_millis(50);
 /// A connection to a seat that lasted this long broke for a reason of its own, and is tried again at once: whether that
 /// node is gone is known then. One that lasted less is probably closed by the other side each time.
 pub const SEAT_STEADY: Duration = Duration::from_secs(1);
-/// Other nodes have this long to say whether they know a state, when this one is about to found the cluster. It is in
-/// the way of the very first start only, and one that answers later is heard of by its messages.
-pub const FOUND_ASK_MAX: Duration = Duration::from_millis(300);
+/// A node that is to make a token, or that one joins by, may have been started on the line before: it is waited for this
+/// long, which is more than a small node needs to read its devices.
+pub const NODE_BEGINS_MAX: Duration = Duration::from_secs(15);
+/// It is asked again this often.
+pub const NODE_BEGINS_LOOK: Duration = Duration::from_millis(100);
+/// Other members are noted again after this time if the file could not be written: mostly the disk is full.
+pub const PEERS_AGAIN: Duration = Duration::from_secs(5);
+/// Other nodes have this long to say whether they know a state, when this one is about to found the cluster. Who is there says
+/// so at once, but for a machine that has far too much to do. It is in the way of the very first start only, where
+/// nothing answers at an address, and one that answers later is heard of by its messages.
+pub const FOUND_ASK_MAX: Duration = Duration::from_secs(3);
 /// The leader's name for others, and the store's health, are looked up this often: one heartbeat.
 pub const SEAT_LOOK: Duration = Duration::from_millis(100);
+/// A node that is not known where one votes alone is let in for so long: the seats ask each other within `ALONE_ASKS` of
+/// consensus, once each has a link to the other.
+pub const KNOCK_MAX: Duration = Duration::from_secs(1);
+/// After this time it is let in again; meanwhile it is told that it is no member.
+pub const KNOCK_AGAIN: Duration = Duration::from_secs(30);
+/// A member gives a node that does not know it this long to learn of it: one that begins to lead may be behind.
+pub const UNKNOWN_MAX: Duration = Duration::from_secs(3);
 /// A node that was never taken in gives up if it has heard for this long of another cluster only: a wrong address in
 /// the cluster file is said within a second.
 pub const FOREIGN_MAX: Duration = Duration::from_secs(1);

@@ -9,7 +9,7 @@ pub const PAGE: &str = "docs/architecture.md";
 /// The floors of the house, from the ground. A crate depends only on crates of lower floors, in tests as well.
 pub const FLOORS: &[&[&str]] = &[
     &["testing", "types"],
-    &["format", "image", "io", "nbd", "secrets"],
+    &["format", "identity", "image", "io", "nbd", "secrets"],
     &["backup", "control", "driver", "lsvd"],
     &["chain", "consensus", "disk"],
     &["agent"],

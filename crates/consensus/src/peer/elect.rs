@@ -4,14 +4,17 @@
 //!
 //! A seat that votes alone, as it knows, leads without asking anybody: also if its store is an old image, and others vote by
 //! now, or the control state was made again elsewhere (rule V8). So it asks the other nodes first. Who knows of a later start
-//! of its node says so; who knows of none, or is not there, does not stand in its way, for nobody else can lead.
+//! of its node says so, and who knows of another seat that leads, or votes, says that: the store is old then, for nobody
+//! leads without the only vote, and voters never become fewer. Who knows of none, or is not there, does not stand in its way.
+//! For the same reason such a seat gives its vote to nobody, and follows nobody. That the leader, or a vote, is another one
+//! counts only once it is committed: a seat that votes alone may have lost an entry that it had sent already.
 
 use super::Peer;
 use crate::doubts::{Led, Turn};
 use crate::reach::Attempt;
 use crate::timing;
 use crate::types::{Seat, Vote};
-use crate::wire::Message;
+use crate::wire::{Envelope, Message};
 use freebs_types::{NodeId, StartNumber};
 use futures_util::future::{Either, join_all, select};
 use openraft::async_runtime::WatchReceiver;
@@ -174,7 +177,16 @@ impl Peer {
                 let to = Seat { node, store: 0 };
                 self.0.links.call_again(to, &Message::Here, timing::ALONE_ASKS, timing::ALONE_AGAIN)
             };
-            let asked = pin!(join_all(self.others().into_iter().map(ask)));
+            let others = self.others();
+            let asked = pin!(async {
+                if others.is_empty() {
+                    // Others may be there that this store does not know. They say something within a few heartbeats.
+                    tokio::time::sleep(timing::ALONE_ASKS).await;
+                }
+                for answer in join_all(others.into_iter().map(ask)).await {
+                    self.hear_rival(answer.ok());
+                }
+            });
             select(asked, told).await;
         }
         if self.check_outdated().is_ok() {
@@ -186,11 +198,74 @@ impl Peer {
 
     /// As a leader that still has the only vote, as when it started: asks again, now and then.
     pub(super) fn ask_while_leading(&self) {
-        if self.0.began_alone && self.voters() == 1 && self.0.tick.get().is_multiple_of(timing::ALONE_LOOK_TICKS) {
-            for node in self.others() {
-                // If it is lost, it is asked again.
-                let _ = self.0.links.send(Seat { node, store: 0 }, 0, &Message::Here);
-            }
+        if self.is_alone() && self.0.tick.get().is_multiple_of(timing::ALONE_LOOK_TICKS) {
+            self.others().into_iter().for_each(|node| self.ask_for_rival(node));
         }
+    }
+
+    /// True if the only vote was this seat's at its start, and still is.
+    pub(super) fn is_alone(&self) -> bool {
+        // Before the library has said anything it knows of no voters.
+        if self.0.alone.get() && self.voters() > 1 {
+            self.0.alone.set(false);
+        }
+        self.0.alone.get()
+    }
+
+    /// One that leads or votes beside that seat, as is committed here, if the only vote is its own.
+    pub(super) fn rival_of(&self, seat: Seat) -> Option<Seat> {
+        let metrics = self.0.raft.metrics();
+        let m = metrics.borrow_watched();
+        let voters: BTreeSet<Seat> = m.committed_membership_config.membership().voter_ids().collect();
+        let vote = voters.iter().copied().find(|v| *v != seat).filter(|_| voters.len() > 1);
+        m.current_leader.filter(|l| *l != seat).or(vote)
+    }
+
+    /// Asks one node, unless that is under way.
+    fn ask_for_rival(&self, node: NodeId) {
+        if !self.0.asked.borrow_mut().insert(node) {
+            return;
+        }
+        let peer = self.clone();
+        self.spawn(async move {
+            let to = Seat { node, store: 0 };
+            let asked = peer.0.links.call_again(to, &Message::Here, timing::ALONE_ASKS, timing::ALONE_AGAIN);
+            let answer = asked.await.ok();
+            peer.0.asked.borrow_mut().remove(&node);
+            peer.hear_rival(answer);
+        });
+    }
+
+    fn hear_rival(&self, answer: Option<Message>) {
+        if let Some(Message::Refused(Some(rival))) = answer
+            && rival != self.seat()
+            && self.is_alone()
+        {
+            self.0.rival.set(Some(rival));
+            self.0.told.notify_waiters();
+        }
+    }
+
+    /// As a seat that votes alone: false for a message that is not to be dealt with, because it is of one that leads or would
+    /// like to, or is to another seat of this node.
+    pub(super) fn may_be_heard(&self, e: &Envelope, message: &Message) -> bool {
+        if !self.is_alone() {
+            return true;
+        }
+        let is_mine = e.to == self.seat() || e.to.store == 0;
+        match message {
+            Message::Append(_) | Message::Piece { .. } => {
+                self.hear_rival(Some(Message::Refused(Some(e.from))));
+                return false;
+            }
+            // Of one that has joined since, as far as this store knows.
+            Message::Vote(_) | Message::PreVote(_) => {
+                self.ask_for_rival(e.from.node);
+                return false;
+            }
+            Message::Join => self.ask_for_rival(e.from.node),
+            _ => {}
+        }
+        is_mine
     }
 }

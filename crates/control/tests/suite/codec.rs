@@ -2,7 +2,9 @@
 //! to be another command with bytes left over, or panics.
 
 use freebs_control::codec::{decode_result, encode_result};
-use freebs_control::{Ack, Command, CreateVolume, Cut, Done, Group, Keep, Outcome, RecoverShard, Schedule, limits};
+use freebs_control::{
+    Ack, Command, CreateVolume, Cut, Done, Group, Keep, NewNode, Outcome, RecoverShard, Schedule, limits,
+};
 use freebs_types::*;
 use proptest::prelude::*;
 use std::fmt::Write;
@@ -74,8 +76,24 @@ fn commands() -> Vec<Command> {
             learn: vec![NodeId(4)],
         }),
     ];
-    all.extend(last_commands());
+    all.extend(last_commands().into_iter().chain(commands_of_joining()));
     all
+}
+
+fn commands_of_joining() -> [Command; 3] {
+    let identity = HostPublic([0xcd; 32]);
+    [
+        Command::RevokeTokens { tokens: vec![Hash32([0xab; 32]), Hash32([0xcd; 32])] },
+        Command::MakeToken { token: Hash32([0xab; 32]), expires_ms: 3000, now_ms: 2000 },
+        Command::AddNode(NewNode {
+            token: Hash32([0xab; 32]),
+            identity,
+            name: "b".into(),
+            address: "10.0.0.2:7000".into(),
+            workers: 4,
+            now_ms: 2000,
+        }),
+    ]
 }
 
 /// The forms with the highest numbers.
@@ -153,6 +171,7 @@ fn results() -> Vec<Result<Done>> {
         Outcome::Attached { generation: Generation(6), alone: true },
         Outcome::SnapshotBegun { snapshot: SnapshotId(3) },
         Outcome::Noted,
+        Outcome::Added { node: NodeId(4) },
     ];
     let mut all: Vec<_> = outcomes.into_iter().map(|outcome| Ok(Done { revision: 77, outcome })).collect();
     all.push(Err(Error::busy("somebody has it")));
@@ -211,6 +230,11 @@ fn golden_bytes() {
         "2201 02000000000000000900000000000000 0000",
         "2201 02000000000000000900000000000000 0100 070000000000000003000000 0500000000000000",
         "2302 02000000000000000900000000000000 03000000000000000100000000000000 01 03000000000000000100000000000000",
+        "2b 0200 abababababababababababababababababababababababababababababababab \
+         cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd",
+        "29b80b000000000000 d007000000000000 abababababababababababababababababababababababababababababababab",
+        "2ad007000000000000 abababababababababababababababababababababababababababababababab \
+         cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd 0400 010062 0d0031302e302e302e323a37303030",
     ]
     .map(|s| s.replace(' ', ""));
     assert_eq!(all, known);
@@ -234,6 +258,7 @@ fn golden_bytes_of_results() {
         "0b4d000000000000000600000000000000",
         "0c4d000000000000000300000000000000",
         "0d4d00000000000000",
+        "284d000000000000000400000000000000",
         "00020f00736f6d65626f647920686173206974",
     ];
     assert_eq!(all, known);

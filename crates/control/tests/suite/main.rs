@@ -4,6 +4,7 @@ mod audit;
 mod clones;
 mod codec;
 mod formats;
+mod joining;
 mod left_out;
 mod openings;
 mod properties;

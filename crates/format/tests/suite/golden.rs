@@ -7,6 +7,7 @@
 use crate::common::*;
 use bytes::BytesMut;
 use freebs_format::disk::*;
+use freebs_format::keys::*;
 use freebs_format::*;
 use freebs_types::*;
 use std::fmt::Write;
@@ -281,6 +282,45 @@ fn the_host_key() {
     }
     for len in 0..bytes.len() {
         assert!(HostKeyFile::decode(&bytes[..len], cluster(), NodeId(3)).is_err(), "{len} bytes");
+    }
+}
+
+#[test]
+fn signing_keys() {
+    let (seed, public) = (Hash32([0x5c; 32]), HostPublic([0x9b; 32]));
+    for (name, of, other) in [("node", KeyOf::Node, KeyOf::Authority), ("authority", KeyOf::Authority, KeyOf::Node)] {
+        let bytes = SigningKeyFile::encode(of, cluster(), &seed, &public);
+        golden(&format!("{name}-key"), &bytes, &[]);
+        assert_eq!(SigningKeyFile::decode(&bytes, of, cluster()).unwrap(), (seed, public));
+        assert!(SigningKeyFile::decode(&bytes, other, cluster()).is_err());
+        assert!(SigningKeyFile::decode(&bytes, of, ClusterId([1; 16])).is_err());
+        for bit in 0..bytes.len() * 8 {
+            let mut bad = bytes;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(SigningKeyFile::decode(&bad, of, cluster()).is_err(), "bit {bit}");
+        }
+        for len in 0..bytes.len() {
+            assert!(SigningKeyFile::decode(&bytes[..len], of, cluster()).is_err(), "{len} bytes");
+        }
+    }
+}
+
+#[test]
+fn tokens() {
+    let authority = HostPublic([0x9b; 32]);
+    let token = JoinToken { cluster: cluster(), authority, secret: [0x3d; 24], expires_ms: 1_790_000_000_000 };
+    let text = token.text();
+    golden("join-token", text.as_bytes(), &[]);
+    assert_eq!(JoinToken::parse(&format!(" {}\n", text.to_uppercase())).unwrap(), token);
+    assert!(!format!("{token:?}").contains("3d3d"), "secrets are not for logs");
+    for at in 0..text.len() {
+        let mut bad = text.clone().into_bytes();
+        bad[at] = if bad[at] == b'0' { b'1' } else { b'0' };
+        let e = JoinToken::parse(std::str::from_utf8(&bad).unwrap()).unwrap_err();
+        assert!(e.kind == ErrorKind::Invalid && !e.text.contains("3d3d"), "{at}: {e}");
+    }
+    for bad in ["", "00", &text[1..], &format!("{text}00"), &text.replacen('3', "é", 1), &"g".repeat(192)] {
+        assert!(JoinToken::parse(bad).unwrap_err().text.contains("freebs cluster token"), "{bad}");
     }
 }
 

@@ -10,6 +10,7 @@ use freebs_format::disk::{
     OPENINGS_BYTES, OPENINGS_MAX, Openings, PAGE_BYTES, PageHeader, PageName, Repeat, SUPERBLOCK_BYTES, SegmentFooter,
     Superblock,
 };
+use freebs_format::keys::{JoinToken, KeyOf, SigningKeyFile};
 use freebs_format::{FrameHead, frame_digest};
 use freebs_lsvd::fuzzing;
 use freebs_types::{ClusterId, DeviceId, NodeId, StartNumber, limits};
@@ -176,6 +177,15 @@ pub fn manifest(data: &[u8]) {
 pub fn host_key(data: &[u8]) {
     let bytes = mended(&Input::of(data), |b| seal::fixed(b, HOST_KEY_BYTES));
     let result = HostKeyFile::decode(&bytes, cluster(), NodeId(3));
+    for of in [KeyOf::Node, KeyOf::Authority] {
+        if let Ok((seed, public)) = SigningKeyFile::decode(&bytes, of, cluster()) {
+            let again = SigningKeyFile::encode(of, cluster(), &seed, &public);
+            assert_eq!(again[..88], bytes[..88], "all but reserved bytes and the checksum");
+        }
+    }
+    if let Ok(token) = JoinToken::parse(&String::from_utf8_lossy(data)) {
+        assert_eq!(JoinToken::parse(&token.text()), Ok(token));
+    }
     signal::ended("host key", &result);
     let Ok((secret, public)) = result else { return };
     assert_eq!(bytes.len(), HOST_KEY_BYTES);

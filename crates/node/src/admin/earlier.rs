@@ -50,6 +50,11 @@ pub(super) fn read(data: &Path, cluster: ClusterId) -> Result<Option<State>> {
     }
 }
 
+/// True if there is one, be it damaged.
+pub(super) fn is_there(data: &Path) -> bool {
+    NAMES.iter().any(|name| data.join(name).symlink_metadata().is_ok())
+}
+
 /// Once the state lives elsewhere, durably: so that nobody begins with the old one again.
 pub(super) fn put_aside(data: &Path) -> Result<()> {
     let mut moved = false;

@@ -15,6 +15,7 @@ mod earlier;
 mod events;
 mod follower;
 mod hand_over;
+mod joining;
 mod plane;
 mod recover;
 pub mod schedules;
@@ -30,7 +31,7 @@ mod tests;
 
 pub use client::Client;
 pub use plane::{FollowerOptions, Plane};
-pub use seat::SeatOptions;
+pub use seat::{Authority, SeatOptions};
 pub use server::{hear_seat, serve, turn_away};
 pub use service::{Me, Service};
 pub use snapshots::{ROLLING_BACK, name_of_time};

@@ -92,6 +92,22 @@ impl Plane {
         matches!(&self.kind, Kind::Seat(_, port) if port.votes())
     }
 
+    /// True if this node has the only vote in the control plane; `None` if that is not known now.
+    pub fn has_only_vote(&self) -> Option<bool> {
+        match &self.kind {
+            Kind::Seat(_, port) => port.has_only_vote(),
+            Kind::Follower { .. } => None,
+        }
+    }
+
+    /// Waits until the others have said that this node runs on an old copy of what it had (rule V8). A gateway has nothing.
+    pub async fn is_old(&self) -> Error {
+        match &self.kind {
+            Kind::Seat(_, port) => port.is_old().await,
+            Kind::Follower { .. } => std::future::pending().await,
+        }
+    }
+
     /// `Retry` if what is known here will not get newer, because the seat's store has failed.
     pub fn check(&self) -> Result<()> {
         match &self.kind {

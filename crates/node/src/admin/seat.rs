@@ -5,8 +5,8 @@
 //! on serves commands and messages.
 //!
 //! Invariants:
-//! - A cluster is founded at most once: by its first node, when neither a store nor a note nor a device that ran
-//!   before is there. What an earlier version kept of the control state is what it is founded with.
+//! - A cluster is founded at most once: by its first node, or with an authority by the one whose file says so, when
+//!   neither a store nor a note nor a device that ran before is there. What an earlier version kept of the control state is what it is founded with.
 //! - A store that is damaged, lost, or older than its note never votes: the node takes a new seat, and is a learner
 //!   until the others give it a vote. A node that has nobody to learn from stops instead (rule V8).
 //! - Messages carry the start number that is durable on the node's devices, so that the others drop those of an old
@@ -20,7 +20,7 @@ use crate::events::EventLog;
 use crate::timing;
 use crate::{files, headroom};
 use freebs_consensus::handle::{Desk, Handle, handle};
-use freebs_consensus::machine::what_is;
+use freebs_consensus::machine::{Machine, what_is};
 use freebs_consensus::note::{Instead, NOTE_BYTES, SeatNote};
 use freebs_consensus::wire::MESSAGE_VERSION;
 use freebs_consensus::{Options, Peer, Store, Timing, Watcher, limits};
@@ -30,14 +30,16 @@ use freebs_control::{Command, State};
 use freebs_io::Random;
 use freebs_io::linux::ring::Ring;
 use freebs_io::linux::{DeviceOptions, FileDevice, OsRandom};
-use freebs_types::{ClusterId, Error, ErrorKind, NodeId, Result, StartNumber, limits as common};
+use freebs_types::{
+    ClusterId, Error, ErrorKind, HostPublic, NodeId, Result, SnapshotId, StartNumber, limits as common,
+};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::LocalSet;
 
@@ -55,8 +57,14 @@ pub struct SeatOptions {
     pub data: PathBuf,
     /// Nodes that the cluster begins with and where they are, this one included.
     pub members: Vec<Command>,
+    /// Others that this node knows of, and where they may be.
+    pub peers: BTreeMap<NodeId, String>,
+    /// Nodes join the cluster with tokens.
+    pub authority: Option<Authority>,
     /// It founds the cluster, if that was not done yet.
     pub founder: bool,
+    /// No other node can go on with the control state, though others may be known.
+    pub is_alone: bool,
     /// The cluster was in use before: its state is somewhere, and is not begun anew.
     pub was_in_use: bool,
     /// Highest number that this node's devices come with; 0 if there are none.
@@ -65,6 +73,15 @@ pub struct SeatOptions {
     pub events: Arc<EventLog>,
     /// A node that is away for so long is replaced, as a voter and in its chains.
     pub replace_after: Duration,
+}
+
+/// Of a cluster that nodes join.
+#[derive(Clone, Copy, Debug)]
+pub struct Authority {
+    /// Public half of the authority's key.
+    pub key: HostPublic,
+    /// Public half of this node's.
+    pub identity: HostPublic,
 }
 
 /// What the seat's thread is told.
@@ -99,10 +116,14 @@ struct Seen {
     votes: AtomicBool,
     /// Its store has failed: it takes no part until the node is started again.
     is_out: AtomicBool,
+    /// The others have said that this node runs on an old copy of what it had.
+    old: OnceLock<Error>,
     /// It was told already that a node of another cluster was refused.
     refused: AtomicBool,
     /// Messages of another version that were dropped, by the node that sent them.
     others: Mutex<BTreeMap<NodeId, u64>>,
+    /// Nodes that this one does not know, and when they were let in last.
+    knocked: Mutex<BTreeMap<NodeId, Instant>>,
 }
 
 impl SeatPort {
@@ -112,6 +133,23 @@ impl SeatPort {
 
     pub fn votes(&self) -> bool {
         self.seen.votes.load(Ordering::Relaxed)
+    }
+
+    /// True if it has the only vote; `None` if its store says nothing of that, or has failed.
+    pub fn has_only_vote(&self) -> Option<bool> {
+        let voters = self.seen.voters.load(Ordering::Acquire);
+        let votes = self.seen.votes.load(Ordering::Acquire);
+        (voters > 0 && self.check().is_ok()).then_some(voters == 1 && votes)
+    }
+
+    /// Waits until the others have said that this node runs on an old copy of what it had.
+    pub async fn is_old(&self) -> Error {
+        loop {
+            if let Some(e) = self.seen.old.get() {
+                return e.clone();
+            }
+            tokio::time::sleep(timing::SEAT_LOOK).await;
+        }
     }
 
     /// `Retry` if this node's control store has failed: what it knows is old, and it would never learn better.
@@ -154,6 +192,21 @@ impl SeatPort {
                  freebs on all nodes: stop those that run another one, and start them with it"
             ))
         })
+    }
+
+    /// A node that votes alone may run on an old copy of its store, and one that it does not know may have joined since:
+    /// true if such a node is to be let in now, for a moment, so that the seats can find out.
+    pub fn may_knock(&self, node: NodeId) -> bool {
+        if self.seen.voters.load(Ordering::Relaxed) > 1 {
+            return false;
+        }
+        let mut all = self.seen.knocked.lock().unwrap_or_else(|e| e.into_inner());
+        let was_in = all.get(&node).is_some_and(|at| at.elapsed() < timing::KNOCK_AGAIN);
+        if was_in || (all.len() >= common::NODES_MAX && !all.contains_key(&node)) {
+            return false;
+        }
+        all.insert(node, Instant::now());
+        true
     }
 
     /// How many nodes vote, as far as is known here.
@@ -217,14 +270,7 @@ struct Seat {
 async fn open(options: &SeatOptions) -> Result<Seat> {
     let store = open_store(options).await?;
     let start = Rc::new(Cell::new(options.came_with));
-    let addresses: BTreeMap<NodeId, String> = options
-        .members
-        .iter()
-        .filter_map(|m| match m {
-            Command::RegisterNode { node, address, .. } => Some((*node, address.clone())),
-            _ => None,
-        })
-        .collect();
+    let addresses = options.addresses();
     let contacts = addresses.keys().copied().collect();
     let links = SeatLinks::new(options.cluster, options.node, addresses, start.clone());
     let book = links.book();
@@ -293,7 +339,11 @@ async fn run(seat: Seat, desk: Desk, mut orders: mpsc::Receiver<Order>, seen: &S
     let look = async {
         let mut complained = false;
         loop {
-            let failed = peer.check().and_then(|()| peer.check_outdated());
+            let old = peer.check_outdated();
+            if let Err(e) = &old {
+                let _ = seen.old.set(e.clone());
+            }
+            let failed = peer.check().and(old);
             let leads = peer.leader().0.filter(|_| failed.is_ok()).map_or(0, |s| s.node.0);
             if seen.leader.swap(leads, Ordering::Relaxed) != leads {
                 match leads {
@@ -304,9 +354,10 @@ async fn run(seat: Seat, desk: Desk, mut orders: mpsc::Receiver<Order>, seen: &S
                     node => tracing::info!("node {node} leads the control plane"),
                 }
             }
-            seen.voters.store(peer.voters() as u64, Ordering::Relaxed);
-            seen.votes.store(peer.votes() && failed.is_ok(), Ordering::Relaxed);
+            // In this order: `has_only_vote` reads them in the other one.
             seen.is_out.store(failed.is_err(), Ordering::Relaxed);
+            seen.votes.store(peer.votes() && failed.is_ok(), Ordering::Release);
+            seen.voters.store(peer.voters() as u64, Ordering::Release);
             if let Err(e) = failed
                 && !complained
             {
@@ -340,9 +391,18 @@ async fn foreign(peer: &SeatPeer, book: &Book) -> Error {
 }
 
 impl SeatOptions {
+    /// Where nodes are, as far as is known before anybody was asked.
+    fn addresses(&self) -> BTreeMap<NodeId, String> {
+        let mut all = self.peers.clone();
+        all.extend(self.members.iter().filter_map(|m| match m {
+            Command::RegisterNode { node, address, .. } => Some((*node, address.clone())),
+            _ => None,
+        }));
+        all
+    }
+
     fn others(&self) -> bool {
-        let of = |c: &Command| matches!(c, Command::RegisterNode { node, .. } if *node != self.node);
-        self.members.iter().any(of)
+        !self.is_alone && self.addresses().keys().any(|node| *node != self.node)
     }
 
     fn read_note(&self) -> Result<Option<SeatNote>> {
@@ -363,27 +423,44 @@ impl SeatOptions {
 
     /// What this node founds the cluster with, if it is the one to do that.
     fn founds_with(&self) -> Result<Option<State>> {
-        if !self.founder {
-            return Ok(None);
-        }
         let mut state = match earlier::read(&self.data, self.cluster)? {
-            Some(state) => state,
-            None if self.was_in_use || self.came_with.0 > 0 => return Ok(None),
+            // Among nodes that have joined the first is one as any: an operator says with the state which one founds.
+            Some(state) if self.founder || self.authority.is_some() => state,
+            Some(_) => return Err(self.unread("this node does not found the cluster by its cluster file")),
+            None if !self.founder || self.was_in_use || self.came_with.0 > 0 => return Ok(None),
             None => State::new(self.cluster),
         };
         for member in &self.members {
-            let Command::RegisterNode { node, .. } = member else { continue };
-            if state.node(*node).is_none() {
+            let is_known = |node| state.node(node).is_some();
+            if !matches!(member, Command::RegisterNode { node, .. } if is_known(*node)) {
                 state.apply(member.clone())?;
             }
+        }
+        if let Some(Authority { key, identity }) = self.authority {
+            state.begin_authority(key, self.node, identity)?;
         }
         Ok(Some(state))
     }
 
+    /// A state that was left here is not used: somebody has to look at it before it is out of the way.
+    fn unread(&self, why: &str) -> Error {
+        Error::invalid(format!(
+            "{} in {} has a control state that is not used, because {why}. Start the node that it was made for, or move \
+             both files {} away if it is not wanted; nothing was touched",
+            earlier::NAMES[0],
+            self.data.display(),
+            earlier::NAMES.join(" and ")
+        ))
+    }
+
+    fn nothing_unread(&self, why: &str) -> Result<()> {
+        if earlier::is_there(&self.data) { Err(self.unread(why)) } else { Ok(()) }
+    }
+
     fn lost(&self, why: &Error) -> Error {
         Error::not_found(format!(
-            "the control state is gone ({why}), and no other node has it; a new one would mix up this cluster's \
-             volumes. Put {STORE_FILE} and {NOTE_FILE} in {} back, or make it again from what the nodes' logs know \
+            "the control state is gone ({why}), and no other node is known that can go on with it (of one or two nodes \
+             only one has a vote); a new one would mix up this cluster's volumes. Put {STORE_FILE} and {NOTE_FILE} in {} back, or make it again from what the nodes' logs know \
              (`freebs control rebuild`), or begin anew in another directory",
             self.data.display()
         ))
@@ -394,24 +471,18 @@ impl SeatOptions {
 /// cluster a second time, and give out the same numbers again.
 async fn in_use_elsewhere(options: &SeatOptions) -> bool {
     let mut asked = tokio::task::JoinSet::new();
-    for member in &options.members {
-        let Command::RegisterNode { node, address, .. } = member else { continue };
-        if *node != options.node {
-            asked.spawn_local(tokio::time::timeout(
-                timing::FOUND_ASK_MAX,
-                knows_state(address.clone(), options.cluster),
-            ));
-        }
+    for (_, address) in options.addresses().into_iter().filter(|(node, _)| *node != options.node) {
+        asked.spawn_local(tokio::time::timeout(timing::FOUND_ASK_MAX, knows_state(address, options.cluster)));
     }
     asked.join_all().await.into_iter().any(|known| known == Ok(true))
 }
 
 async fn knows_state(address: String, cluster: ClusterId) -> bool {
     let Ok(client) = Client::connect(&address).await else { return false };
-    // There is no such volume; only who has no state yet says something else.
-    let nothing = Request::VolumeShow { name: String::new() };
-    let answer = client.call(&nothing, timing::FOUND_ASK_MAX).await;
-    client.welcome().cluster == cluster && answer.is_err_and(|e| e.kind == ErrorKind::NotFound)
+    // Answered from what the node knows itself, also where nobody leads; who has no state yet refuses.
+    let any = Request::SnapshotList { volume: None, after: SnapshotId::default() };
+    let answer = client.call(&any, timing::FOUND_ASK_MAX).await;
+    client.welcome().cluster == cluster && answer.is_ok()
 }
 
 async fn open_device(options: &SeatOptions) -> Result<FileDevice> {
@@ -448,15 +519,19 @@ async fn open_store(options: &SeatOptions) -> Result<Store> {
         Ok(store) => store,
         Err(e) => match note.instead(e.kind, options.others(), || options.founds_with())? {
             Instead::Found(_) if in_use_elsewhere(options).await => {
+                options.nothing_unread("another node has a control state of this cluster")?;
                 tracing::warn!("this node has lost its control store: the cluster is in use; it learns from others");
                 Store::create(device, mine, random()).await?
             }
             Instead::Found(state) => {
-                tracing::info!("the cluster begins here");
+                let authority = state.joining().authority().map(|key| format!("; its authority is {key}"));
+                let text = format!("the cluster begins here{}", authority.unwrap_or_default());
+                options.events.tell(Told::new(EventKind::Node, text));
                 Store::found(device, mine, random(), &state).await?
             }
             Instead::New => Store::create(device, mine, random()).await?,
             Instead::PutAside => {
+                options.nothing_unread("the control store beside it was in use")?;
                 tracing::error!(
                     "the control store can't be used: {e}. This node takes a new seat and learns from others"
                 );
@@ -470,7 +545,25 @@ async fn open_store(options: &SeatOptions) -> Result<Store> {
             Instead::Fails => return Err(e.at(options.data.join(STORE_FILE).display())),
         },
     };
+    let left = earlier::read(&options.data, options.cluster).map_err(|e| Error {
+        kind: e.kind,
+        text: format!(
+            "{e}. If it is not wanted, because the control store beside it is the newest, move both files {} away",
+            earlier::NAMES.join(" and ")
+        )
+        .into(),
+    })?;
+    if left.is_some_and(|left| !has_taken_over(&store, &left, options.cluster)) {
+        return Err(options.unread("the control store beside it is in use and older"));
+    }
     options.write_note(&note.in_use())?;
     earlier::put_aside(&options.data)?;
     Ok(store)
+}
+
+/// True if the store has at least what an earlier state has: the cluster was founded with that, or goes on behind it.
+fn has_taken_over(store: &Store, left: &State, cluster: ClusterId) -> bool {
+    let snapshot = store.read(|c| c.snapshot.as_ref().map(|s| s.bytes.clone()));
+    let machine = snapshot.and_then(|bytes| Machine::decode(&bytes, cluster).ok());
+    machine.is_some_and(|m| m.state.revision() >= left.revision())
 }

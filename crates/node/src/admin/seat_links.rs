@@ -8,6 +8,7 @@ use crate::timing;
 use bytes::{Bytes, BytesMut};
 use freebs_consensus::{Network, Seat};
 use freebs_control::State;
+use freebs_control::api::Reply;
 use freebs_format::wire::{Hello, Message, Role};
 use freebs_types::{ClusterId, Error, ErrorKind, NodeId, Result, StartNumber, limits};
 use std::cell::{Cell, OnceCell, RefCell};
@@ -64,6 +65,11 @@ impl Book {
     /// What was heard of another cluster, if anything was.
     pub fn foreign(&self) -> Option<Error> {
         self.foreign.borrow().clone()
+    }
+
+    /// True if that node has registered, as is known here.
+    fn is_member(&self, node: NodeId) -> bool {
+        self.places.borrow().get(&node).is_some_and(|p| p.registered.is_some())
     }
 
     fn of(&self, node: NodeId) -> Vec<String> {
@@ -146,6 +152,7 @@ impl Network for SeatLinks {
                 queue,
                 bytes: bytes.clone(),
                 lost: self.lost.clone(),
+                unknown_since: None,
             };
             tokio::task::spawn_local(link.run());
             Queue { messages, bytes }
@@ -181,12 +188,18 @@ struct Link {
     queue: mpsc::Receiver<Vec<u8>>,
     bytes: Rc<Cell<usize>>,
     lost: Lost,
+    /// The other node says since then that this one, which is a member, is none.
+    unknown_since: Option<Instant>,
 }
 
 /// Why a link could not be opened, or has ended.
 enum End {
     /// The other side closed it, or refuses one: its process has ended.
     Lost(Error),
+    /// The other side is of another cluster.
+    Stranger(Error),
+    /// The other side, at this address, says that this node is no member.
+    Unknown(Error, String),
     Other(Error),
 }
 
@@ -210,7 +223,10 @@ impl Link {
             if let Some(address) = addresses.get(attempt % addresses.len().max(1)) {
                 match self.connect(address).await {
                     Ok(stream) => {
+                        // One that refused this node may just have begun to lead, and not know all members yet: this one does.
+                        self.book.foreign.take();
                         self.lost.times.borrow_mut().remove(&self.to);
+                        self.unknown_since = None;
                         let since = Instant::now();
                         let end = self.serve(stream, first).await;
                         let e = self.note_end(end);
@@ -222,9 +238,6 @@ impl Link {
                     Err(end) => {
                         let e = self.note_end(end);
                         tracing::trace!("node {} can't be reached at {address}: {e}", self.to);
-                        if e.kind == ErrorKind::Invalid && self.book.foreign.replace(Some(e.clone())).is_none() {
-                            tracing::warn!("{e}");
-                        }
                         attempt += 1;
                     }
                 }
@@ -242,10 +255,30 @@ impl Link {
         Some(message)
     }
 
-    fn note_end(&self, end: End) -> Error {
+    fn note_end(&mut self, end: End) -> Error {
         match end {
             End::Lost(e) => {
                 self.lost.add(self.to);
+                e
+            }
+            // One that begins to lead may not know all members yet.
+            End::Unknown(e, _)
+                if self.book.is_member(self.node)
+                    && self.unknown_since.get_or_insert_with(Instant::now).elapsed() < timing::UNKNOWN_MAX =>
+            {
+                e
+            }
+            End::Unknown(_, address) if self.book.is_member(self.node) => {
+                self.note_end(End::Stranger(Error::invalid(format!(
+                    "the node at {address} leads a cluster of this name that does not know this node, which is a member: \
+                     it runs on an old copy of its data directory, or founded the cluster a second time; stop it. This \
+                     node's data are to be kept"
+                ))))
+            }
+            End::Stranger(e) | End::Unknown(e, _) => {
+                if self.book.foreign.replace(Some(e.clone())).is_none() {
+                    tracing::warn!("{e}");
+                }
                 e
             }
             End::Other(e) => e,
@@ -270,11 +303,16 @@ impl Link {
             match read_message(&mut stream, &mut buf).await.map_err(End::Other)? {
                 Some(Message::Welcome(w)) if w.cluster == self.cluster && w.node == self.to => {}
                 Some(Message::Welcome(w)) if w.cluster != self.cluster => {
-                    return Err(End::Other(Error::invalid(format!(
+                    return Err(End::Stranger(Error::invalid(format!(
                         "{address} belongs to another cluster ({}), and this node to {}; check the addresses and the \
                          cluster's name in the cluster file",
                         w.cluster, self.cluster
                     ))));
+                }
+                Some(Message::ControlReply { body, .. }) => {
+                    let why = Reply::decode(&body).err().unwrap_or_else(|| Error::retry("another node")).at(address);
+                    let is_unknown = why.kind == ErrorKind::Invalid;
+                    return Err(if is_unknown { End::Unknown(why, address.to_owned()) } else { End::Other(why) });
                 }
                 _ => return Err(End::Other(Error::retry("another node"))),
             }
@@ -310,5 +348,71 @@ impl Link {
                 }
             };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use freebs_control::Command;
+
+    const CLUSTER: ClusterId = ClusterId([7; 16]);
+
+    /// The link of node 2 to node 1, and the state that node 2 knows: with itself, or with the first node alone.
+    fn link(is_member: bool) -> Link {
+        let mut state = State::new(CLUSTER);
+        for node in 1..=if is_member { 2 } else { 1 } {
+            let (name, address) = (format!("n{node}"), format!("127.0.0.1:{}", 7399 + node));
+            let register =
+                Command::RegisterNode { node: NodeId(node), name, address, workers: 1, start: StartNumber(1) };
+            state.apply(register).expect("a node");
+        }
+        let book = Book::default();
+        book.learn(&state);
+        let (_, queue) = mpsc::channel(1);
+        Link {
+            cluster: CLUSTER,
+            node: NodeId(2),
+            mine: "127.0.0.1:7401".into(),
+            to: NodeId(1),
+            start: Rc::default(),
+            book,
+            queue,
+            bytes: Rc::default(),
+            lost: Lost::default(),
+            unknown_since: None,
+        }
+    }
+
+    /// As a leader says it that does not know node 2.
+    fn unknown() -> End {
+        let mut state = State::new(CLUSTER);
+        let (name, address) = ("n1".to_owned(), "127.0.0.1:7400".to_owned());
+        let register = Command::RegisterNode { node: NodeId(1), name, address, workers: 1, start: StartNumber(1) };
+        state.apply(register).expect("a node");
+        let key = freebs_types::HostPublic([9; 32]);
+        state.begin_authority(key, NodeId(1), key).expect("an authority");
+        End::Unknown(state.check_member(NodeId(2)).expect_err("it knows only itself"), "127.0.0.1:7400".into())
+    }
+
+    /// A member with all its data was told to join with an empty directory, by a first node that ran on an old copy of its own.
+    #[test]
+    fn a_member_is_not_told_to_throw_its_data_away() {
+        let mut member = link(true);
+        // A node that begins to lead may not know all members yet.
+        member.note_end(unknown());
+        assert!(member.book.foreign().is_none() && member.unknown_since.is_some());
+        member.unknown_since = Instant::now().checked_sub(timing::UNKNOWN_MAX);
+        member.note_end(unknown());
+        let told = member.book.foreign().expect("it is told now").text;
+        for words in ["127.0.0.1:7400", "old copy", "stop it", "data are to be kept"] {
+            assert!(told.contains(words), "{words}: {told}");
+        }
+        assert!(!told.contains("empty data directory") && !told.contains("join"), "{told}");
+        // A node that was never taken in has nothing to lose, and needs a token.
+        let mut stranger = link(false);
+        stranger.note_end(unknown());
+        let told = stranger.book.foreign().expect("it is told at once").text;
+        assert!(told.contains("freebs cluster token") && told.contains("empty data directory"), "{told}");
     }
 }

@@ -7,6 +7,7 @@ use super::service::{Service, Session};
 use crate::timing;
 use bytes::BytesMut;
 use freebs_consensus::wire::other_version;
+use freebs_control::ControlPlane;
 use freebs_control::api::Reply;
 use freebs_format::wire::{Hello, Message, Welcome};
 use freebs_types::{Error, Result};
@@ -117,6 +118,15 @@ pub async fn hear_seat(mut stream: TcpStream, mut buf: BytesMut, hello: Hello, p
     if hello.node.0 == 0 || hello.node == port.node {
         return Err(Error::invalid("a seat of this node, or of none"));
     }
+    // Only who leads knows all members for certain.
+    let stranger = plane.state().check_member(hello.node).err().filter(|_| plane.leads());
+    let mut until = None;
+    if let Some(why) = stranger.filter(|_| hello.cluster == port.cluster) {
+        if !port.may_knock(hello.node) {
+            return turn_away(stream, why).await;
+        }
+        until = Some(tokio::time::Instant::now() + timing::KNOCK_MAX);
+    }
     let welcome =
         Welcome { cluster: port.cluster, node: port.node, start: freebs_types::StartNumber(0), worker: 0, workers: 0 };
     let broken = |e: io::Error| Error::retry(format!("the connection broke: {}", crate::files::plain(&e)));
@@ -126,7 +136,12 @@ pub async fn hear_seat(mut stream: TcpStream, mut buf: BytesMut, hello: Hello, p
         return Err(port.refuse(hello.node, hello.cluster));
     }
     loop {
-        match read_message(&mut stream, &mut buf).await? {
+        let next = read_message(&mut stream, &mut buf);
+        let next = match until {
+            Some(until) => tokio::time::timeout_at(until, next).await.unwrap_or(Ok(None)),
+            None => next.await,
+        };
+        match next? {
             Some(Message::Control { id, body }) if body.len() <= freebs_consensus::limits::MESSAGE_BYTES_MAX => {
                 let order = match id {
                     MESSAGE => {

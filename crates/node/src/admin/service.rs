@@ -288,7 +288,14 @@ impl Service {
                 super::recover::recover(self, &name, accept_loss.as_deref()).await
             }
             Request::NodeInfo => Ok(Reply::Node(self.info())),
+            Request::TokenCreate { valid_ms } => self.make_token(valid_ms).await,
+            Request::TokenList => self.list_tokens().await,
+            Request::TokenRevoke { of } => self.revoke_tokens(&of).await,
+            Request::Join(of) => self.join(of).await,
             Request::Watch { since } => self.watch(since).await,
+            Request::Submit { command } if command.is_about_joining() => Err(Error::invalid(
+                "nodes and tokens are asked for with requests of their own, and a node looks at what it is asked for",
+            )),
             Request::Submit { command } => Ok(Reply::Done(self.plane.submit(command).await?)),
             Request::Announce(gateway) => {
                 freebs_control::rules::check_name("gateway", &gateway.name)?;

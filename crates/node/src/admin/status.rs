@@ -231,12 +231,14 @@ pub(super) async fn status(service: &Service) -> Result<Status> {
     let all = replicas(&answers);
     let node = |n: &Arc<Node>| {
         let info = answers.get(&n.id).map(|a| &a.info);
+        // One that has joined gets copies only once it was taken in.
+        let is_up = info.is_some() && (n.start.0 > 0 || !state.has_authority());
         NodeStatus {
             id: n.id,
             name: n.name.clone(),
             pid: info.map(|i| i.pid),
             address: n.address.clone(),
-            state: if info.is_some() { "up" } else { "down" }.into(),
+            state: if is_up { "up" } else { "down" }.into(),
             start: info.map_or(n.start, |i| i.start),
             workers: n.workers,
             leads: info.is_some_and(|i| i.leads),

@@ -1,5 +1,7 @@
 //! Seats, followers, clients and services together over loopback, with made-up replicas.
 
+mod left;
+
 use super::plane::FollowerOptions;
 use super::server::{read_message, serve_hello, turn_away, write_message};
 use super::{Client, LocalFuture, LocalNode, Me, Plane, SeatOptions, Service};
@@ -160,7 +162,10 @@ fn seat_options(dir: &Path, id: u64, addresses: &[String]) -> SeatOptions {
         events: EventLog::open(&data, &format!("node{id}")),
         data,
         members: addresses.iter().zip(1..).map(|(a, id)| member(id, a, 0)).collect(),
+        peers: BTreeMap::new(),
+        authority: None,
         founder: id == 1,
+        is_alone: false,
         was_in_use: false,
         came_with: StartNumber(0),
         replace_after: Duration::from_secs(600),
@@ -175,14 +180,26 @@ pub(super) async fn cluster(dir: &Path, nodes: u64) -> Vec<Node> {
     }
     let addresses: Vec<String> = listeners.iter().map(|l| l.local_addr().unwrap().to_string()).collect();
     let mut out = Vec::new();
-    for (id, listener) in (1..).zip(listeners) {
+    // The founder asks the others first, which are there to say that they know nothing.
+    for (id, listener) in (1..).zip(listeners).collect::<Vec<_>>().into_iter().rev() {
         let plane = Plane::seat(seat_options(dir, id, &addresses)).await.unwrap();
-        out.push(serve_node(id, listener, plane));
+        out.insert(0, serve_node(id, listener, plane));
     }
     for node in &out {
         node.plane.newest().await.unwrap();
     }
     out
+}
+
+/// The first node of a cluster that nodes join with tokens.
+pub(super) async fn first_of_all(dir: &Path, authority: super::Authority) -> Node {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addresses = [listener.local_addr().unwrap().to_string()];
+    let options = SeatOptions { authority: Some(authority), ..seat_options(dir, 1, &addresses) };
+    let node = serve_node(1, listener, Plane::seat(options).await.unwrap());
+    node.plane.newest().await.unwrap();
+    register(&node, 1, 1).await;
+    node
 }
 
 fn follow(addresses: &[String]) -> Plane {
@@ -586,6 +603,16 @@ async fn bound_again(address: &str) -> TcpListener {
     tokio::time::timeout(MAX, bound).await.expect("the port gets free")
 }
 
+/// Returns once the seat of a node that was dropped has closed its store.
+pub(super) async fn ended(data: &Path) {
+    let closed = async {
+        while std::fs::File::open(data.join("control.store")).unwrap().try_lock().is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(MAX, closed).await.expect("its thread ends");
+}
+
 /// Starts node `id` of those again on what its disk has, at the address that it had.
 async fn back(dir: &Path, id: u64, addresses: &[String]) -> Node {
     let plane = Plane::seat(SeatOptions { was_in_use: true, ..seat_options(dir, id, addresses) }).await.unwrap();
@@ -708,7 +735,6 @@ async fn a_store_that_is_not_the_present_one_gets_a_new_seat_or_stops_the_node()
     assert!(e.kind == ErrorKind::NotFound && e.text.contains("control state is gone"), "{e}");
 }
 
-/// What an earlier version kept on the first node is what the cluster goes on with, once.
 /// The founder's disk is replaced. It began the same cluster a second time, with the same numbers, while the others had
 /// the state.
 #[tokio::test]
@@ -720,7 +746,7 @@ async fn a_founder_that_lost_its_disk_learns_from_the_others() {
     voting(&nodes, 3).await;
     drop(nodes.remove(0));
     created(&nodes[0], "b").await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    ended(&dir.path().join("node1")).await;
     std::fs::remove_dir_all(dir.path().join("node1")).unwrap();
     let plane = Plane::seat(seat_options(dir.path(), 1, &addresses)).await.unwrap();
     let node = serve_node(1, bound_again(&addresses[0]).await, plane);
@@ -728,6 +754,7 @@ async fn a_founder_that_lost_its_disk_learns_from_the_others() {
     assert!(node.plane.state().volume_by_name("a").is_some() && node.plane.state().volume_by_name("b").is_some());
 }
 
+/// What an earlier version kept on the first node is what the cluster goes on with, once.
 #[tokio::test]
 async fn the_state_of_an_earlier_version_is_taken_over() {
     let dir = tempfile::tempdir().unwrap();

@@ -2,10 +2,12 @@
 
 use super::clones::{CLONE_HELP, CloneArgs, FLATTEN_HELP, FlattenArgs};
 use super::image::args::{EXPORT_HELP, ExportArgs, IMPORT_HELP, ImportArgs};
+use super::joining::{ClusterCommand, JoinArgs};
 use super::rollback::args::{REWIND_HELP, ROLLBACK_HELP, RewindArgs, RollbackArgs};
 use super::snapshot::args::SnapshotCommand;
-use super::values::{ShapeArgs, size, span_or_off, volume_name, volume_size};
-use crate::options::{DEFAULT_NBD, NbdAddress, resolve};
+pub use super::values::DEFAULT_DATA;
+use super::values::{ShapeArgs, address, size, span_or_off, volume_name, volume_size, workers};
+use crate::options::{DEFAULT_NBD, NbdAddress};
 use clap::{Args, Parser, Subcommand};
 use freebs_control::events::EVENTS_PAGE_MAX;
 use freebs_control::rules;
@@ -14,9 +16,6 @@ use freebs_types::ShardId;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
-
-/// Where `freebs up` keeps its data unless told otherwise.
-pub const DEFAULT_DATA: &str = "./freebs-data";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -73,8 +72,11 @@ It takes the room of all that is written in that time. Made shorter, or off, it 
 pub enum Command {
     /// Run a whole cluster on this machine: nodes, a gateway, and a volume to begin with
     Up(UpArgs),
-    /// Run one node, or start and stop nodes of a local cluster
-    Node(NodeArgs),
+    /// Make a cluster that nodes can join, and tokens for them
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
+    /// Run one node, let it join a cluster, or start and stop nodes of a local cluster
+    Node(Box<NodeArgs>),
     /// Run one gateway: serves volumes by NBD, holds no data
     Gateway(GatewayArgs),
     /// Create, show and check volumes
@@ -214,8 +216,8 @@ pub struct UpArgs {
 
 const NODE_HELP: &str = "\
 Examples:
-  freebs node --data /srv/freebs                       a cluster of one node
-  freebs node --cluster-file cluster.json --name b     one of several; the first of the file founds the cluster
+  freebs node --data /srv/freebs                       a cluster of one node, or the one whose directory that is
+  freebs node --cluster-file cluster.json --name b     one of several; the first of such a file founds it
   freebs node stop node2                               stops a node of the cluster that `freebs up` runs here
   freebs node stop node2 --cluster 127.0.0.1:9000      the same, of the one that has a node at this address
 
@@ -234,6 +236,8 @@ pub struct NodeArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum NodeCommand {
+    /// Make the data directory of a node that joins a cluster
+    Join(JoinArgs),
     /// Start a node of a local cluster again
     Start(SwitchArgs),
     /// Stop a node of a local cluster, and leave it down; other nodes take over its heads first
@@ -718,10 +722,6 @@ fn cluster(text: &str) -> Result<String, String> {
     }
 }
 
-fn address(text: &str) -> Result<SocketAddr, String> {
-    resolve(text).map_err(|e| e.to_string())
-}
-
 fn nbd(text: &str) -> Result<NbdAddress, String> {
     NbdAddress::parse(text).map_err(|e| e.to_string())
 }
@@ -769,11 +769,6 @@ fn attach_wait(text: &str) -> Result<Duration, String> {
     let time = since(text)?;
     let range = Duration::from_secs(1)..=Duration::from_secs(1000 * 86_400);
     if range.contains(&time) { Ok(time) } else { Err("a time from 1s to 1000days".into()) }
-}
-
-fn workers(text: &str) -> Result<u16, String> {
-    let n = text.parse::<u16>().map_err(|_| format!("'{text}' is no number; choose 1, 2, 4 or 8"))?;
-    rules::check_workers(n).map(|()| n).map_err(|e| e.to_string())
 }
 
 /// A shard as `freebs volume show` and `freebs device inspect` write it.

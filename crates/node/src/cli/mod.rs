@@ -13,18 +13,20 @@ mod diff;
 mod events;
 mod history;
 mod image;
+mod joining;
 pub mod output;
 mod recover;
 mod rollback;
 mod run;
 pub mod signals;
 mod snapshot;
+mod tokens;
 mod values;
 mod verify;
 mod volume;
 
 use crate::options::DEFAULT_CLUSTER;
-use args::{Cli, Command, NodeCommand};
+use args::{Cli, Command, NodeArgs, NodeCommand};
 use clap::{CommandFactory, Parser};
 use freebs_types::{Error, Result};
 use output::Output;
@@ -60,11 +62,16 @@ fn dispatch(cli: Cli, output: &Output) -> Result<ExitCode> {
     let cluster = named.clone().unwrap_or_else(|| DEFAULT_CLUSTER.to_owned());
     match cli.command {
         Command::Up(args) => crate::up::up(args, output),
-        Command::Node(args) => match args.command {
-            None => run::node(args.run).map(|()| ExitCode::SUCCESS),
-            Some(NodeCommand::Start(a)) => cluster::node_switch(&a, named.as_deref(), true, output),
-            Some(NodeCommand::Stop(a)) => cluster::node_switch(&a, named.as_deref(), false, output),
-        },
+        Command::Node(args) => {
+            let NodeArgs { command, run: options } = *args;
+            match command {
+                None => run::node(options).map(|()| ExitCode::SUCCESS),
+                Some(NodeCommand::Join(a)) => block_on(joining::join(a, output)),
+                Some(NodeCommand::Start(a)) => cluster::node_switch(&a, named.as_deref(), true, output),
+                Some(NodeCommand::Stop(a)) => cluster::node_switch(&a, named.as_deref(), false, output),
+            }
+        }
+        Command::Cluster(c) => block_on(joining::cluster(c, &cluster, output)),
         Command::Gateway(args) => run::gateway(args, &cluster).map(|()| ExitCode::SUCCESS),
         Command::Volume(v) => block_on(volume::run(v, &cluster, output)),
         Command::Backup(b) => block_on(backup::run(b, &cluster, output)),

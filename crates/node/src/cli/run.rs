@@ -1,13 +1,13 @@
 //! `freebs node` and `freebs gateway`: options made of arguments, cluster file and defaults.
 
 use super::args::{DEFAULT_DATA, GatewayArgs, NodeRunArgs};
-use crate::cluster_file::{self, ClusterFile, ClusterNode};
+use crate::cluster_file::{self, ClusterFile, ClusterNode, Kept};
 use crate::files::DirLock;
-use crate::headroom;
 use crate::options::{
-    DEFAULT_CLUSTER, DEFAULT_DEVICE_BYTES, GatewayOptions, NodeOptions, check_device, check_listen, default_workers,
-    resolve,
+    DEFAULT_CLUSTER, DEFAULT_DEVICE_BYTES, GatewayOptions, NodeOptions, check_device, check_joined_listen,
+    check_listen, default_workers, resolve,
 };
+use crate::{headroom, identity};
 use freebs_control::rules;
 use freebs_types::{Error, Hash32, NodeId, Result, limits};
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub fn gateway(args: GatewayArgs, cluster: &str) -> Result<()> {
 
 /// All that a node needs, checked, with its data directory taken.
 pub fn node_options(args: NodeRunArgs) -> Result<NodeOptions> {
-    let (cluster, node, lock) = match &args.cluster_file {
+    let (cluster, kept, node, lock) = match &args.cluster_file {
         Some(path) => {
             let file = cluster_file::load(path)?.ok_or_else(|| {
                 Error::not_found(format!(
@@ -31,9 +31,17 @@ pub fn node_options(args: NodeRunArgs) -> Result<NodeOptions> {
                 ))
             })?;
             let node = choose(&file, &args)?;
+            if file.founds {
+                // A copy that says so for ever would found the cluster again.
+                return Err(Error::invalid(format!(
+                    "{} is to found its cluster; start it with `freebs node --data {}`",
+                    node.name,
+                    node.data.display()
+                )));
+            }
             let data = args.data.clone().unwrap_or_else(|| node.data.clone());
             let lock = lock(&data)?;
-            (file, ClusterNode { data, ..node }, lock)
+            (file.clone(), Kept::new(path.clone(), file, true), ClusterNode { data, ..node }, lock)
         }
         None => alone(&args)?,
     };
@@ -47,6 +55,9 @@ pub fn node_options(args: NodeRunArgs) -> Result<NodeOptions> {
         Some(a) => a,
         None => resolve(&node.address)?,
     };
+    if cluster.authority.is_some() {
+        check_joined_listen(listen)?;
+    }
     let device_bytes = args.device_size.or(cluster.device_size).unwrap_or(DEFAULT_DEVICE_BYTES);
     let segment_bytes = args.segment_size.or(cluster.segment_bytes).unwrap_or(limits::SEGMENT_BYTES);
     check_device(device_bytes, segment_bytes, node.workers)?;
@@ -61,6 +72,7 @@ pub fn node_options(args: NodeRunArgs) -> Result<NodeOptions> {
         segment_bytes,
         workers: node.workers,
         cluster,
+        kept,
         busy_poll: args.busy_poll,
         scrub_bytes: args.scrub_rate,
         map_bytes: args.map_cache,
@@ -73,21 +85,24 @@ fn lock(data: &Path) -> Result<DirLock> {
     headroom::with_room(&data.join("lock"), || DirLock::take(data, "lock"))
 }
 
-/// A node without a cluster file: a cluster of one, kept in its data directory.
-fn alone(args: &NodeRunArgs) -> Result<(ClusterFile, ClusterNode, DirLock)> {
+/// A node without a cluster file: the one in its data directory says what it is, or it is a new cluster of one. Nothing is
+/// written before it has its address.
+fn alone(args: &NodeRunArgs) -> Result<(ClusterFile, Kept, ClusterNode, DirLock)> {
     let data = args.data.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_DATA));
     let lock = lock(&data)?;
     let path = data.join("cluster.json");
-    let mut file = match cluster_file::load(&path)? {
-        Some(file) => file,
-        None => first(args, &data, &path)?,
+    let (mut file, kept) = match cluster_file::load(&path)? {
+        Some(file) => (file.clone(), Kept::new(path.clone(), file, true)),
+        None => {
+            identity::refuse_keys(&data)?;
+            let file = first(args, &data)?;
+            (file.clone(), Kept::new(path.clone(), file, false))
+        }
     };
-    // In a cluster of one nobody else keeps its address: it moves to wherever it is told to listen.
-    if let ([only], Some(listen)) = (&mut file.nodes[..], args.listen)
-        && only.address != listen.to_string()
-    {
+    // A node with a cluster file of its own moves to wherever it is told to listen.
+    if let ([only], Some(listen)) = (&mut file.nodes[..], args.listen) {
         only.address = listen.to_string();
-        cluster_file::save(&file, &path)?;
+        file.check()?;
     }
     let node = choose(&file, args)?;
     if !same_directory(&node.data, &data) {
@@ -100,7 +115,7 @@ fn alone(args: &NodeRunArgs) -> Result<(ClusterFile, ClusterNode, DirLock)> {
             path.display()
         )));
     }
-    Ok((file, node, lock))
+    Ok((file, kept, node, lock))
 }
 
 fn same_directory(a: &Path, b: &Path) -> bool {
@@ -110,7 +125,7 @@ fn same_directory(a: &Path, b: &Path) -> bool {
     }
 }
 
-fn first(args: &NodeRunArgs, data: &Path, path: &Path) -> Result<ClusterFile> {
+fn first(args: &NodeRunArgs, data: &Path) -> Result<ClusterFile> {
     let name = args.name.clone().unwrap_or_else(|| "node1".into());
     rules::check_name("node", &name)?;
     let address = args.listen.map_or_else(|| DEFAULT_CLUSTER.to_owned(), |a| a.to_string());
@@ -122,7 +137,6 @@ fn first(args: &NodeRunArgs, data: &Path, path: &Path) -> Result<ClusterFile> {
     file.segment_bytes = args.segment_size;
     let device = args.device_size.unwrap_or(DEFAULT_DEVICE_BYTES);
     check_device(device, args.segment_size.unwrap_or(limits::SEGMENT_BYTES), workers)?;
-    cluster_file::save(&file, path)?;
     Ok(file)
 }
 
@@ -170,6 +184,13 @@ mod tests {
     use freebs_lsvd::Options;
     use std::time::Duration;
 
+    /// The options, and the file kept as a start does that has its address.
+    fn begun(args: NodeRunArgs) -> NodeOptions {
+        let options = node_options(args).unwrap();
+        options.keep_address().unwrap();
+        options
+    }
+
     fn args(data: &Path) -> NodeRunArgs {
         NodeRunArgs {
             name: None,
@@ -193,7 +214,9 @@ mod tests {
     #[test]
     fn a_node_alone_makes_its_cluster_file_and_finds_it_again() {
         let dir = tempfile::tempdir().unwrap();
-        let first = node_options(args(dir.path())).unwrap();
+        drop(node_options(args(dir.path())).unwrap());
+        assert!(!dir.path().join("cluster.json").exists(), "nothing is written before the node has its address");
+        let first = begun(args(dir.path()));
         assert!(first.is_founder() && first.workers == 2 && first.me().name == "node1");
         assert_eq!(node_options(args(dir.path())).unwrap_err().kind, freebs_types::ErrorKind::Busy);
         let id = first.cluster.cluster;
@@ -202,12 +225,37 @@ mod tests {
         assert_eq!((again.cluster.cluster, again.workers), (id, 2));
         drop(again);
         let elsewhere = NodeRunArgs { listen: Some("127.0.0.1:7999".parse().unwrap()), ..args(dir.path()) };
-        assert_eq!(node_options(elsewhere).unwrap().me().address, "127.0.0.1:7999");
+        assert_eq!(begun(elsewhere).me().address, "127.0.0.1:7999");
         assert_eq!(node_options(args(dir.path())).unwrap().listen.port(), 7999);
         let e = node_options(NodeRunArgs { workers: Some(4), ..args(dir.path()) }).unwrap_err();
         assert!(e.text.contains("leave out --workers"), "{e}");
         let e = node_options(NodeRunArgs { name: Some("other".into()), ..args(dir.path()) }).unwrap_err();
         assert!(e.text.contains("node1"), "{e}");
+    }
+
+    #[test]
+    fn a_copy_of_the_file_founds_no_cluster() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("copy.json");
+        let node = ClusterNode {
+            id: NodeId(1),
+            name: "a".into(),
+            address: "127.0.0.1:7400".into(),
+            data: dir.path().into(),
+            workers: 1,
+        };
+        let mut file = cluster_file::begin(vec![node]);
+        (file.authority, file.founds) = (Some(freebs_types::HostPublic([1; 32])), true);
+        cluster_file::save(&file, &path).unwrap();
+        let copy = NodeRunArgs { cluster_file: Some(path), workers: None, ..args(dir.path()) };
+        assert!(node_options(copy).unwrap_err().text.contains("freebs node --data"));
+        cluster_file::save(&file, &dir.path().join("cluster.json")).unwrap();
+        let mine = node_options(NodeRunArgs { workers: None, ..args(dir.path()) }).unwrap();
+        assert!(mine.is_founder());
+        mine.kept.change(|f| f.founds = false).unwrap();
+        drop(mine);
+        let again = node_options(NodeRunArgs { workers: None, ..args(dir.path()) }).unwrap();
+        assert!(!again.is_founder(), "it was told so once");
     }
 
     #[test]

@@ -1,7 +1,12 @@
 //! Values of the command line that several commands have: sizes, names, the properties of a volume.
 
+use crate::options::resolve;
 use clap::{Args, ValueEnum};
 use freebs_control::{Ack, CreateVolume, rules};
+use std::net::SocketAddr;
+
+/// Where `freebs up` keeps its data unless told otherwise.
+pub const DEFAULT_DATA: &str = "./freebs-data";
 
 /// The properties of a new volume beside its name and size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Args)]
@@ -79,4 +84,13 @@ pub fn volume_size(text: &str) -> Result<u64, String> {
 
 pub fn volume_name(text: &str) -> Result<String, String> {
     rules::check_name("volume", text).map(|()| text.to_owned()).map_err(|e| e.to_string())
+}
+
+pub fn address(text: &str) -> Result<SocketAddr, String> {
+    resolve(text).map_err(|e| e.to_string())
+}
+
+pub fn workers(text: &str) -> Result<u16, String> {
+    let n = text.parse::<u16>().map_err(|_| format!("'{text}' is no number; choose 1, 2, 4 or 8"))?;
+    rules::check_workers(n).map(|()| n).map_err(|e| e.to_string())
 }

@@ -8,6 +8,7 @@ mod core;
 mod dial;
 mod drivers;
 mod greet;
+mod membership;
 mod nbd_conn;
 mod node;
 mod thread;

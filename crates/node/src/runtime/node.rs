@@ -1,6 +1,7 @@
 //! One node: its control plane, its workers, its listeners, from start to a clean stop.
 
 use super::greet::{Greeted, accept};
+use super::membership::Membership;
 use super::thread::{Command, Disk, OpenWorker, WorkerHandle, WorkerSpec, open_worker};
 use crate::admin::{LocalFuture, LocalNode, Me, Plane, SeatOptions, Service, hear_seat, schedules, serve, turn_away};
 use crate::cli::signals::{self, Stop};
@@ -57,9 +58,11 @@ async fn node(options: NodeOptions) -> Result<()> {
     let listen = options.listen.to_string();
     let listener = TcpListener::bind(options.listen).await.map_err(|e| bind_error("node", &listen, "--listen", &e))?;
     let events = EventLog::open(&options.data, &me.name);
-    let seat = seat_options(&options, events.clone())?;
+    let membership = Membership::of(&options)?;
+    let seat = seat_options(&options, &membership, events.clone())?;
     let was_in_use = seat.was_in_use || seat.came_with.0 > 0;
     let plane = Plane::seat(seat).await?;
+    membership.begin(&plane)?;
     let door = Rc::new(Door::new(plane.clone(), me.name.clone(), was_in_use));
     // The others need this node's seat as much as it needs theirs, and long before its devices are recovered.
     let inside = door.clone();
@@ -69,7 +72,7 @@ async fn node(options: NodeOptions) -> Result<()> {
     }));
     // A stop need not wait for a recovery, which changes nothing that the next one would miss.
     let mut handles = tokio::select! {
-        handles = start_workers(&options, &plane, &events) => handles?,
+        handles = start_workers(&options, &membership, &plane, &events) => handles?,
         () = stop.wait() => return Ok(()),
     };
     let begun = handles.begun;
@@ -94,8 +97,9 @@ async fn node(options: NodeOptions) -> Result<()> {
     let mut ended = tokio::select! {
         registered = plane.register(&me, begun, key) => match registered {
             Ok(taken_in) => {
+                membership.taken_in();
                 let taken_in = door.taken_in.get_or_init(|| taken_in);
-                serve_all(&options, plane, &service, workers, taken_in).await.map(|()| false)
+                serve_all(&options, plane.clone(), &service, workers, taken_in).await.map(|()| false)
             }
             Err(e) => Err(e.at("this node was not taken in by the control plane")),
         },
@@ -105,7 +109,7 @@ async fn node(options: NodeOptions) -> Result<()> {
     if let Ok(false) = ended {
         tracing::info!(node = me.name, %listen, "up");
         tokio::task::spawn_local(keep_headroom(options.data.clone()));
-        (told, ended) = until_ended(&mut stop, &mut handles.workers).await;
+        (told, ended) = until_ended(&mut stop, &plane, &mut handles.workers).await;
     }
     let text = ended.as_ref().err().map_or_else(|| "is being stopped".to_owned(), |e| format!("ends: {e}"));
     events.tell(Told::new(EventKind::Node, text).about(me.name.clone()));
@@ -119,9 +123,10 @@ async fn node(options: NodeOptions) -> Result<()> {
 }
 
 /// Waits until the node is told to stop, or has to.
-async fn until_ended(stop: &mut Stop, workers: &mut [WorkerHandle]) -> (signals::Told, Result<bool>) {
+async fn until_ended(stop: &mut Stop, plane: &Plane, workers: &mut [WorkerHandle]) -> (signals::Told, Result<bool>) {
     tokio::select! {
         told = stop.told() => (told, Ok(false)),
+        e = plane.is_old() => (signals::Told::StopWithAll, Err(e)),
         // Other members can't tell a log that does nothing from one that is slow; a node that is gone, they can. And a log
         // that is opened again is read anew.
         e = out_of_use(workers) => (signals::Told::Stop, Err(e)),
@@ -174,7 +179,7 @@ async fn hand_over(service: &Service) {
 }
 
 /// What the node's seat in the control plane is told.
-fn seat_options(options: &NodeOptions, events: Arc<EventLog>) -> Result<SeatOptions> {
+fn seat_options(options: &NodeOptions, membership: &Membership, events: Arc<EventLog>) -> Result<SeatOptions> {
     let member = |n: &crate::cluster_file::ClusterNode| freebs_control::Command::RegisterNode {
         node: n.id,
         name: n.name.clone(),
@@ -182,12 +187,16 @@ fn seat_options(options: &NodeOptions, events: Arc<EventLog>) -> Result<SeatOpti
         workers: n.workers,
         start: StartNumber(0),
     };
+    let cluster = &options.cluster;
     Ok(SeatOptions {
-        cluster: options.cluster.cluster,
+        cluster: cluster.cluster,
         node: options.node,
         data: options.data.clone(),
-        members: options.cluster.nodes.iter().map(member).collect(),
+        members: cluster.nodes.iter().map(member).collect(),
+        peers: cluster.peers.iter().map(|p| (p.id, p.address.clone())).collect(),
+        authority: membership.authority(),
         founder: options.is_founder(),
+        is_alone: !options.cluster.can_be_without(),
         was_in_use: options.cluster.set_up,
         came_with: came_with(options)?,
         events,
@@ -229,7 +238,12 @@ struct Started {
 
 /// Recovers all devices, and starts their workers once the control plane has said that no device is an old image
 /// (rule V8). All get the same start number, because a node registers one.
-async fn start_workers(options: &NodeOptions, plane: &Plane, events: &Arc<EventLog>) -> Result<Started> {
+async fn start_workers(
+    options: &NodeOptions,
+    membership: &Membership,
+    plane: &Plane,
+    events: &Arc<EventLog>,
+) -> Result<Started> {
     let me = options.me();
     let control = Arc::new(plane.clone());
     let secret = node_secret(&options.data)?;
@@ -262,7 +276,9 @@ async fn start_workers(options: &NodeOptions, plane: &Plane, events: &Arc<EventL
     }
     let came_with = CameWith::new(me.id, open.iter().map(|w| w.came_with).collect());
     came_with.check(&plane.state())?;
-    let numbered = came_with.number(&*known_state(plane).await?)?;
+    let known = known_state(plane).await?;
+    membership.check_newest(&known)?;
+    let numbered = came_with.number(&known)?;
     let mut workers = Vec::new();
     for (worker, w) in open.into_iter().enumerate() {
         let handle = w.start(numbered.start()).await?;

@@ -42,6 +42,15 @@ pub fn prepare(args: &UpArgs, output: &Output) -> Result<Prepared> {
     let lock = DirLock::take(&data, "up.lock")?;
     let path = data.join(CLUSTER_FILE);
     let cluster = match cluster_file::load(&path)? {
+        Some(file) if file.authority.is_some() => {
+            return Err(Error::invalid(format!(
+                "{} is the data directory of {}, a node of a cluster that nodes join one by one; `freebs node --data {}` \
+                 runs it. Choose another directory with --data",
+                data.display(),
+                file.first().name,
+                data.display()
+            )));
+        }
         Some(file) => again(file, args, &path)?,
         None => first(args, &data, &path)?,
     };
@@ -79,7 +88,8 @@ fn first(args: &UpArgs, data: &Path, path: &Path) -> Result<ClusterFile> {
     let entries = std::fs::read_dir(data).map_err(|e| files::os_error("read", data, &e))?;
     for entry in entries {
         let name = entry.map_err(|e| files::os_error("read", data, &e))?.file_name();
-        if !["up.lock", "cluster.json.tmp", "lost+found"].contains(&name.to_string_lossy().as_ref()) {
+        // A node that was refused there may have left its lock.
+        if !["up.lock", "lock", "cluster.json.tmp", "lost+found"].contains(&name.to_string_lossy().as_ref()) {
             return Err(Error::invalid(format!(
                 "{} has files in it (such as {}) and no {CLUSTER_FILE}, so it is no cluster's; \
                  choose a new or empty directory with --data, or put {CLUSTER_FILE} back",
@@ -320,6 +330,23 @@ mod tests {
         assert!(refused(UpArgs { workers: Some(2), ..args(&data, port) }).contains("--workers 1"));
         assert!(refused(UpArgs { segment_size: Some(1 << 20), ..args(&data, port) }).contains("16M"));
         assert!(prepare(&UpArgs { nodes: Some(3), device_size: Some(20 << 30), ..args(&data, port) }, &QUIET).is_ok());
+    }
+
+    #[test]
+    fn the_directory_of_a_node_that_others_join_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = ClusterNode {
+            id: NodeId(1),
+            name: "a".into(),
+            address: "127.0.0.1:7400".into(),
+            data: dir.path().into(),
+            workers: 1,
+        };
+        let mut file = cluster_file::begin(vec![node]);
+        file.authority = Some(freebs_types::HostPublic([1; 32]));
+        cluster_file::save(&file, &dir.path().join(CLUSTER_FILE)).unwrap();
+        let e = prepare(&UpArgs { listen: None, ..args(dir.path(), 0) }, &QUIET).unwrap_err();
+        assert!(e.text.contains("freebs node --data"), "{e}");
     }
 
     #[test]

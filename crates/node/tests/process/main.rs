@@ -24,6 +24,7 @@ mod first_start;
 mod forced;
 mod full;
 mod images;
+mod joining;
 mod kills;
 mod leader;
 mod members;

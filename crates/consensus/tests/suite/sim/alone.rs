@@ -10,6 +10,12 @@ use std::rc::Rc;
 /// Seeds of each story.
 const SEEDS: std::ops::Range<u64> = 0..20;
 
+/// Each seed with each fate, and with and without a later start that the others know.
+fn stories() -> impl Iterator<Item = (u64, Since, bool)> {
+    let fates = [Since::Votes, Since::Anew].into_iter().flat_map(|since| [(since, true), (since, false)]);
+    SEEDS.flat_map(move |seed| fates.clone().map(move |(since, later)| (seed, since, later)))
+}
+
 /// The cluster's fate while its founder was not looked at.
 #[derive(Clone, Copy, Debug)]
 enum Since {
@@ -26,9 +32,9 @@ async fn register(w: &World) {
     Randomness::scope(1, w.peer(1).expect("it runs").submit(started)).await.expect("nothing is in its way");
 }
 
-/// Three nodes, and in the first one the store that it had when it voted alone. Since then it was started again, as the others
-/// know; now it is down.
-async fn with_an_old_founder(seed: u64, since: Since) -> Rc<World> {
+/// Three nodes, and in the first one the store that it had when it voted alone. Since then it was started again, if the others
+/// know a later start; else the store is of the very start that they know. Now it is down.
+async fn with_an_old_founder(seed: u64, since: Since, later: bool) -> Rc<World> {
     let w = world(3, Luck(seed), None);
     w.boot(0);
     sleep(2000).await;
@@ -39,7 +45,9 @@ async fn with_an_old_founder(seed: u64, since: Since) -> Rc<World> {
             w.set_up().await;
             sleep(4000).await;
             assert_eq!(w.peer(0).expect("it runs").voters(), 3);
-            register(&w).await;
+            if later {
+                register(&w).await;
+            }
             w.kill(0, false).await;
         }
         Since::Anew => {
@@ -52,7 +60,9 @@ async fn with_an_old_founder(seed: u64, since: Since) -> Rc<World> {
             let founder = w.peer(1).expect("it runs");
             Randomness::scope(seed, founder.found()).await.expect("nobody else did");
             sleep(3000).await;
-            register(&w).await;
+            if later {
+                register(&w).await;
+            }
         }
     }
     sleep(3000).await;
@@ -68,18 +78,41 @@ fn first_leads(w: &World) -> bool {
 /// The old image led by itself at once: the only vote was its own. It took numbers, and named heads, beside the others.
 #[test]
 fn who_voted_alone_asks_the_others_before_it_leads() {
-    for (seed, since) in SEEDS.flat_map(|seed| [(seed, Since::Votes), (seed, Since::Anew)]) {
+    for (seed, since, later) in stories() {
         told(async {
-            let w = with_an_old_founder(seed, since).await;
+            let w = with_an_old_founder(seed, since, later).await;
             let others = leader(&w);
             w.boot(0);
             for _ in 0..500 {
                 sleep(10).await;
-                assert!(!first_leads(&w), "seed {seed}, {since:?}: an old image leads");
+                assert!(!first_leads(&w), "seed {seed}, {since:?}, {later}: an old image leads");
             }
             let e = w.peer(0).expect("it runs").catch_up().await.expect_err("it has heard that it is old");
             assert_eq!(e.kind, ErrorKind::Corrupt, "{e}");
-            assert_eq!(leader(&w), others, "seed {seed}, {since:?}");
+            assert_eq!(leader(&w), others, "seed {seed}, {since:?}, {later}");
+            w.check().await;
+        });
+    }
+}
+
+/// All begin at the same time, so nobody leads who could be named. That the others vote is what tells.
+#[test]
+fn who_voted_alone_asks_those_that_begin_with_it() {
+    for seed in SEEDS {
+        told(async {
+            let w = with_an_old_founder(seed, Since::Votes, false).await;
+            for node in [1, 2] {
+                w.kill(node, true).await;
+            }
+            (0..3).for_each(|n| w.boot(n));
+            for _ in 0..500 {
+                sleep(10).await;
+                assert!(!first_leads(&w), "seed {seed}: an old image leads");
+            }
+            let e = w.peer(0).expect("it runs").check_outdated().expect_err("it has heard that it is old");
+            assert_eq!(e.kind, ErrorKind::Corrupt, "{e}");
+            assert!(matches!(leader(&w), Some((l, _)) if l.node != NodeId(1)), "seed {seed}: the others go on");
+            w.check().await;
         });
     }
 }
@@ -88,19 +121,19 @@ fn who_voted_alone_asks_the_others_before_it_leads() {
 /// it is old it decides nothing more.
 #[test]
 fn who_voted_alone_stops_when_it_hears_that_it_is_old() {
-    for (seed, since) in SEEDS.flat_map(|seed| [(seed, Since::Votes), (seed, Since::Anew)]) {
+    for (seed, since, later) in stories() {
         told(async {
-            let w = with_an_old_founder(seed, since).await;
+            let w = with_an_old_founder(seed, since, later).await;
             let ways = [(1, 2), (1, 3), (2, 1), (3, 1)];
             w.cut.borrow_mut().extend(ways);
             w.boot(0);
             sleep(2000).await;
-            assert!(first_leads(&w), "seed {seed}, {since:?}");
+            assert!(first_leads(&w), "seed {seed}, {since:?}, {later}");
             let peer = w.peer(0).expect("it runs");
             assert!(peer.confirm_leadership().await && peer.check_outdated().is_ok());
             w.cut.borrow_mut().clear();
             sleep(3000).await;
-            assert!(!peer.confirm_leadership().await, "seed {seed}, {since:?}");
+            assert!(!peer.confirm_leadership().await, "seed {seed}, {since:?}, {later}");
             assert_eq!(peer.check_outdated().expect_err("it was told").kind, ErrorKind::Corrupt);
         });
     }

@@ -67,6 +67,7 @@ async fn survey(args: &ControlSurveyArgs, output: &Output) -> Result<ExitCode> {
 
 async fn rebuild_all(args: &ControlRebuildArgs, output: &Output) -> Result<ExitCode> {
     let file = cluster_file(&args.cluster_file)?;
+    names_all_nodes(&file)?;
     let without = args.without.iter().map(|n| by_name(&file, n).map(|n| n.id)).collect::<Result<Vec<_>>>()?;
     let accepted = args.accept_loss.iter().map(|n| by_name(&file, n).map(|n| n.id)).collect::<Result<_>>()?;
     let gathered = gather::gather(&file, &args.surveys, &without, output).await?;
@@ -87,6 +88,40 @@ async fn rebuild_all(args: &ControlRebuildArgs, output: &Output) -> Result<ExitC
     let is_complete = done.left.is_empty();
     output.show(&shown::Rebuild::new(&file, &gathered, &done, args.write), shown::text);
     Ok(ExitCode::from(u8::from(!is_complete)))
+}
+
+/// Refuses a file that names fewer nodes than have joined, as far as their own files say: numbers would be given twice,
+/// and a cluster would begin beside the one there is.
+fn names_all_nodes(file: &ClusterFile) -> Result<()> {
+    if let Some(peer) = file.peers.first() {
+        return Err(Error::invalid(format!(
+            "this is the cluster file of {} alone, and there are others, such as {}; it has to name all nodes with their \
+             data directories, and the authority. docs/tools.md shows one: write it, and name it by --cluster-file",
+            file.first().name,
+            peer.name
+        )));
+    }
+    for node in &file.nodes {
+        let path = node.data.join("cluster.json");
+        let Some(own) = cluster_file::load(&path)?.filter(|own| own.cluster == file.cluster) else { continue };
+        if own.authority.is_some() && own.authority != file.authority {
+            return Err(Error::invalid(format!(
+                "{} has another authority than the cluster file; copy \"authority\" from there, or anybody could join",
+                path.display()
+            )));
+        }
+        if let Some(peer) = own.peers.iter().find(|p| file.node(p.id).is_none()) {
+            return Err(Error::invalid(format!(
+                "the cluster file does not name {} (node {}), which {} knows; it has to name all nodes of the cluster, \
+                 also those that are lost (--without {})",
+                peer.name,
+                peer.id,
+                path.display(),
+                peer.name
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Puts what is left of the old state aside, then the new one where the founder of the cluster looks for one.

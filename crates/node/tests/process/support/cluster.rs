@@ -74,7 +74,7 @@ pub struct Cluster {
 }
 
 /// A row of free ports on loopback, below those that the system gives to connections.
-fn free_ports(count: u16) -> u16 {
+pub fn free_ports(count: u16) -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let spread = (std::process::id() % 900) as u16 * 10;
     for _ in 0..500 {

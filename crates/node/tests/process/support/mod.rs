@@ -13,6 +13,7 @@ pub mod nbd;
 pub mod oracle;
 pub mod plane;
 pub mod rng;
+pub mod servers;
 pub mod shared;
 pub mod tools;
 

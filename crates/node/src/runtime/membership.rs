@@ -1,0 +1,237 @@
+//! A node's own files: what they say of its membership is held against the control state, and kept up to date.
+//!
+//! Invariants: the word that this node founds the cluster is gone, durably, before anybody else can have a part in it. A
+//! node of a cluster with an authority runs only with the files of that cluster, and with its own key.
+
+use crate::admin::{Authority, Plane};
+use crate::cluster_file::Kept;
+use crate::identity;
+use crate::options::{NodeOptions, check_joined_listen};
+use crate::timing;
+use freebs_control::cluster_file::ClusterPeer;
+use freebs_control::{ControlPlane, State};
+use freebs_types::{Error, NodeId, Result};
+use std::net::SocketAddr;
+
+/// A node, as its files know it.
+pub struct Membership {
+    node: NodeId,
+    listen: SocketAddr,
+    authority: Option<Authority>,
+    /// `None` if the file is not this node's alone.
+    kept: Option<Kept>,
+    /// As the file is to name it, once the cluster knows it there.
+    me: crate::cluster_file::ClusterNode,
+}
+
+impl Membership {
+    /// Of a node that has its address.
+    pub fn of(options: &NodeOptions) -> Result<Self> {
+        let cluster = &options.cluster;
+        if cluster.authority.is_none() {
+            options.keep_address()?;
+        }
+        let authority = match cluster.authority {
+            Some(key) => {
+                let identity = identity::node_key(&options.data, cluster.cluster)?.public();
+                Some(Authority { key, identity })
+            }
+            None => None,
+        };
+        let is_own = authority.is_some() && cluster.nodes.len() == 1;
+        let me = cluster.first().clone();
+        let kept = is_own.then(|| options.kept.clone());
+        Ok(Self { node: options.node, listen: options.listen, authority, kept, me })
+    }
+
+    pub fn authority(&self) -> Option<Authority> {
+        self.authority
+    }
+
+    /// Holds what is here against a control state, which may know nothing yet.
+    pub fn check(&self, state: &State) -> Result<()> {
+        if state.revision() == 0 {
+            return Ok(());
+        }
+        let Some(authority) = state.joining().authority() else {
+            return match self.authority {
+                Some(_) => Err(Error::invalid(
+                    "the cluster file names an authority, and the cluster has none: its nodes are those of a cluster file",
+                )),
+                None => Ok(()),
+            };
+        };
+        let Some(mine) = self.authority else {
+            return Err(Error::invalid(format!(
+                "the cluster has an authority ({authority}), and the cluster file names none; start the node with the \
+                 cluster.json of its data directory"
+            )));
+        };
+        if mine.key != authority {
+            return Err(Error::invalid(format!(
+                "the cluster file names another authority ({}) than the cluster has ({authority}); start the node with \
+                 the cluster.json of its data directory",
+                mine.key
+            )));
+        }
+        // A state that was made again from the logs knows no keys.
+        let known = state.node(self.node).and_then(|n| n.identity);
+        if let Some(known) = known.filter(|known| *known != mine.identity) {
+            return Err(Error::invalid(format!(
+                "the cluster knows this node by another key ({known}) than its node-key has ({}); put the right node-key \
+                 back",
+                mine.identity
+            )));
+        }
+        check_joined_listen(self.listen)
+    }
+
+    /// The same with one that this node takes for the newest: it has all members that were noted before. `Corrupt` if not.
+    pub fn check_newest(&self, state: &State) -> Result<()> {
+        self.check(state)?;
+        let peers = self.kept.as_ref().map(Kept::peers).unwrap_or_default();
+        match peers.iter().find(|p| state.node(p.id).is_none()) {
+            Some(lacks) => Err(Error::corrupt(format!(
+                "the control state does not know {} (node {}), which this node's cluster.json names as a member: it is an \
+                 old copy. Put the newest data directory back. If only control.store and control.note are old, move both \
+                 away: this node learns from the others then",
+                lacks.name, lacks.id
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// The seat has its store, so the cluster is founded: from now on this node never does that again.
+    pub fn begin(&self, plane: &Plane) -> Result<()> {
+        // The control state may be old here, and knows nothing at a first start: it is looked at again.
+        self.check(&plane.state())?;
+        self.kept.iter().try_for_each(|kept| kept.change(|file| file.founds = false))?;
+        self.keep_peers(plane);
+        Ok(())
+    }
+
+    /// The cluster has taken the node in: it knows where this node is, and that its devices are there.
+    pub fn taken_in(&self) {
+        let keep = |kept: &Kept| {
+            kept.change(|file| {
+                file.nodes = vec![self.me.clone()];
+                file.set_up = true;
+            })
+        };
+        if let Err(e) = self.kept.as_ref().map_or(Ok(()), keep) {
+            tracing::warn!("the cluster file is not up to date: {e}");
+        }
+    }
+
+    /// Notes who else is a member, now and whenever that changes, as long as the runtime lives.
+    fn keep_peers(&self, plane: &Plane) {
+        let Some(kept) = self.kept.clone() else { return };
+        let (node, plane) = (self.node, plane.clone());
+        tokio::task::spawn_local(async move {
+            let mut state = plane.ready().await;
+            loop {
+                let (kept, known) = (kept.clone(), state.clone());
+                let only_vote = plane.has_only_vote();
+                let written = tokio::task::spawn_blocking(move || note_peers(&kept, node, &known, only_vote)).await;
+                if let Ok(Err(e)) = written {
+                    tracing::warn!("other members are not noted: {e}");
+                    tokio::time::sleep(timing::PEERS_AGAIN).await;
+                    state = plane.state();
+                    continue;
+                }
+                state = plane.changed(state.revision()).await;
+            }
+        });
+    }
+}
+
+/// Takes nobody out: no member ever leaves, and a state that lacks one is older than the file.
+fn note_peers(kept: &Kept, node: NodeId, state: &State, only_vote: Option<bool>) -> Result<()> {
+    let mut peers: Vec<_> = state.nodes().filter(|n| n.id != node).map(|n| ClusterPeer::from(&**n)).collect();
+    kept.change(|file| {
+        file.only_vote = only_vote.unwrap_or(file.only_vote);
+        peers.extend(file.peers.iter().filter(|p| state.node(p.id).is_none()).cloned());
+        file.peers = peers;
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster_file::{self, ClusterFile, ClusterNode};
+    use freebs_control::Command;
+    use freebs_types::{ClusterId, HostPublic, StartNumber};
+
+    const KEY: HostPublic = HostPublic([9; 32]);
+    const MINE: HostPublic = HostPublic([1; 32]);
+
+    fn register(node: u64) -> Command {
+        let (name, address) = (format!("n{node}"), format!("127.0.0.1:{}", 7400 + node));
+        Command::RegisterNode { node: NodeId(node), name, address, workers: 1, start: StartNumber(0) }
+    }
+
+    fn state(nodes: u64) -> State {
+        let mut state = State::new(ClusterId([7; 16]));
+        for n in 1..=nodes {
+            state.apply(register(n)).unwrap();
+        }
+        state
+    }
+
+    fn membership(authority: Option<Authority>, listen: &str) -> Membership {
+        let me = ClusterNode { id: NodeId(1), name: "n1".into(), address: listen.into(), data: ".".into(), workers: 1 };
+        let listen = listen.parse().unwrap();
+        Membership { node: NodeId(1), listen, authority, kept: None, me }
+    }
+
+    #[test]
+    fn files_of_another_membership_are_refused() {
+        let mut known = state(1);
+        known.begin_authority(KEY, NodeId(1), MINE).unwrap();
+        let here = |key, identity| membership(Some(Authority { key, identity }), "127.0.0.1:7400");
+        here(KEY, MINE).check(&known).unwrap();
+        let refused = |m: Membership, state: &State| m.check(state).unwrap_err().text.to_string();
+        assert!(refused(here(HostPublic([8; 32]), MINE), &known).contains("another authority"));
+        assert!(refused(here(KEY, HostPublic([2; 32])), &known).contains("another key"));
+        assert!(refused(membership(None, "127.0.0.1:7400"), &known).contains("names none"));
+        assert!(refused(here(KEY, MINE), &state(1)).contains("has none"));
+        let far = membership(Some(Authority { key: KEY, identity: MINE }), "0.0.0.0:7400");
+        assert!(refused(far, &known).contains("do not encrypt"));
+        // Of a cluster without an authority nothing is asked, and a state that knows nothing says nothing.
+        membership(None, "0.0.0.0:7400").check(&state(1)).unwrap();
+        here(HostPublic([8; 32]), MINE).check(&State::new(ClusterId([7; 16]))).unwrap();
+        // A state that was made again knows no keys of other nodes.
+        let mut again = state(2);
+        again.begin_authority(KEY, NodeId(2), HostPublic([5; 32])).unwrap();
+        here(KEY, MINE).check(&again).unwrap();
+    }
+
+    #[test]
+    fn an_old_state_takes_no_peer_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cluster.json");
+        let mut file = ClusterFile::new(ClusterId([7; 16]), vec![membership(None, "127.0.0.1:7400").me]);
+        file.authority = Some(KEY);
+        cluster_file::save(&file, &path).unwrap();
+        let kept = Kept::new(path.clone(), file, true);
+        let peers = || {
+            let file = cluster_file::load(&path).unwrap().unwrap();
+            file.peers.iter().map(|p| p.id.0).collect::<Vec<_>>()
+        };
+        note_peers(&kept, NodeId(1), &state(3), Some(true)).unwrap();
+        assert_eq!(peers(), [2, 3]);
+        // Also one that this node led by itself: it knew nobody any more then.
+        note_peers(&kept, NodeId(1), &state(1), None).unwrap();
+        assert_eq!(peers(), [2, 3]);
+        assert!(cluster_file::load(&path).unwrap().unwrap().only_vote, "it is not known to be otherwise");
+        let with = |nodes| {
+            let mut known = state(nodes);
+            known.begin_authority(KEY, NodeId(1), MINE).unwrap();
+            let here = membership(Some(Authority { key: KEY, identity: MINE }), "127.0.0.1:7400");
+            Membership { kept: Some(kept.clone()), ..here }.check_newest(&known)
+        };
+        with(3).unwrap();
+        let e = with(1).unwrap_err();
+        assert!(e.kind == freebs_types::ErrorKind::Corrupt && e.text.contains("n2 (node 2)"), "{e}");
+    }
+}
