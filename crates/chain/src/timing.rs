@@ -124,6 +124,9 @@ pub(crate) const MARK_AFTER_IDLE: Nanos = Nanos::from_millis(100);
 pub(crate) const MARK_TRIES_MAX: u32 = 6;
 /// Time between checkpoints of the log (DESIGN section 3). It bounds what recovery reads again after a kill.
 pub(crate) const CHECKPOINT_EVERY: Nanos = Nanos::from_millis(60_000);
+/// A log whose map lost a page is given up for a new start when it has been open for this long: if pages are lost again and
+/// again, the starts, which read the whole log, are not all that the node does.
+pub(crate) const LOST_MAP_ENDS_AFTER: Nanos = Nanos::from_millis(600_000);
 /// The scrub reads a part of a second's share this often: small steps, so that a client's read never waits long.
 pub(crate) const SCRUB_STEP: Duration = Duration::from_millis(250);
 /// A pass of the scrub begins this long after the one before began, if that took less: a small log is not read without

@@ -385,7 +385,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     async fn run_ticks(self) {
         let (mut marked, mut tried, mut tries) = (Nanos(0), Nanos(0), 0);
-        let (mut checkpoint, mut looked) = (self.0.clock.now(), self.0.clock.now());
+        let begun = self.0.clock.now();
+        let (mut checkpoint, mut looked) = (begun, begun);
         loop {
             tokio::time::sleep(timing::TICK).await;
             if self.0.clock.now().since(looked) >= timing::PAST_EVERY {
@@ -400,7 +401,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                     }
                 });
             }
-            if self.0.engine.waits_for_start() {
+            let open_for = self.0.clock.now().since(begun);
+            if open_for >= timing::LOST_MAP_ENDS_AFTER && self.0.engine.waits_for_start() {
                 let text = "a page of its map can't be read; a new start makes the map from the log";
                 self.0.failure.borrow_mut().get_or_insert_with(|| Error::corrupt(text));
                 self.0.failing.notify_one();

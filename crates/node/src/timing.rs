@@ -127,6 +127,9 @@ pub const CONTROL_PATIENCE: Duration = Duration::from_secs(5);
 /// A node that is told to stop waits this long until others have its heads, and their views are open; then the views
 /// change without it. A view change takes some tens of milliseconds, one that has to fetch something seconds.
 pub const HAND_OVER_MAX: Duration = Duration::from_secs(5);
+/// A node whose log can't go on is gone after this time, whoever has its heads: until its links are closed others take it for one
+/// that is there.
+pub const FAILED_NODE_ENDS: Duration = Duration::from_secs(2);
 /// A member that does not answer within this time gets none of these heads: as long as the leader of the control plane
 /// waits for a node that says nothing.
 pub const HAND_OVER_LOOK: Duration = Duration::from_secs(1);

@@ -689,11 +689,12 @@ impl<D: Device> Engine<D> {
     }
 
     /// True if a page of the map is lost, and the log alone is what the next start reads: until then there are no checkpoints,
-    /// and what the page had can't be read.
+    /// and what the page had can't be read. Not if the log alone was what this start had, and the map that came of it is lost:
+    /// the next one would hardly fare better.
     #[must_use]
     pub fn waits_for_start(&self) -> bool {
         let core = self.inner.core.borrow();
-        core.maps.damaged && core.maps.kept.iter().all(Option::is_none)
+        core.maps.damaged && core.maps.had_checkpoint && core.maps.kept.iter().all(Option::is_none)
     }
 
     /// Blocks of committed entries that wait above a shard's map for frames that may be cut; for tests.

@@ -69,6 +69,8 @@ pub(crate) struct Maps {
     /// Segments with pages of what is being written, by its number.
     pub writing: BTreeMap<u64, BTreeSet<u32>>,
     pub kept: [Option<Kept>; 2],
+    /// There has been a checkpoint since this start began.
+    pub had_checkpoint: bool,
     /// The highest append that a slot has said to be durable.
     pub durable: u64,
     /// What was committed when the checkpoint was written that recovery begins with: to be told when this append has
@@ -118,6 +120,7 @@ impl Maps {
             open: None,
             writing: BTreeMap::new(),
             kept: [None, None],
+            had_checkpoint: false,
             durable: 0,
             committed: (0, Vec::new()),
             avoid: BTreeSet::new(),

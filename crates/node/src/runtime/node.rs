@@ -113,6 +113,9 @@ async fn node(options: NodeOptions) -> Result<()> {
     }
     let text = ended.as_ref().err().map_or_else(|| "is being stopped".to_owned(), |e| format!("ends: {e}"));
     events.tell(Told::new(EventKind::Node, text).about(me.name.clone()));
+    if let Err(e) = &ended {
+        end_in_time(e.to_string());
+    }
     end_when_told_again(stop);
     if told == signals::Told::Stop {
         hand_over(&service).await;
@@ -148,6 +151,16 @@ async fn out_of_use(workers: &mut [WorkerHandle]) -> Error {
         }
     }
     std::future::pending().await
+}
+
+/// The process ends soon, whatever its threads wait for: a device that is out of use may answer none of them, and others wait
+/// for this node until its links are closed.
+fn end_in_time(why: String) {
+    std::thread::spawn(move || {
+        std::thread::sleep(timing::FAILED_NODE_ENDS);
+        tracing::error!("this node ends at once: {why}");
+        std::process::exit(1);
+    });
 }
 
 /// From now on another signal ends the process where it stands, as a kill does: nothing relies on a clean end.

@@ -142,7 +142,21 @@ fn open_file(path: &Path, create: bool, block_device: bool, options: &DeviceOpti
             other => return other.map(|file| (file, true)).map_err(|e| explain(path, &e)),
         }
     }
-    attempt(flags).map(|file| (file, false)).map_err(|e| explain(path, &e))
+    let file = attempt(flags).map_err(|e| explain(path, &e))?;
+    forget_cached(&file).map_err(|e| explain(path, &e))?;
+    Ok((file, false))
+}
+
+/// Lets the kernel forget what it has of the file. Pages whose write has failed count as written, and would be read as if they
+/// were on the disk.
+fn forget_cached(file: &OwnedFd) -> io::Result<()> {
+    // SAFETY: the descriptor is open, and no memory is involved.
+    if unsafe { libc::fdatasync(file.as_raw_fd()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the same. It is advice: where the kernel keeps pages all the same, as in a file system in memory, nothing is lost.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    Ok(())
 }
 
 fn lock(file: &OwnedFd, path: &Path) -> Result<()> {

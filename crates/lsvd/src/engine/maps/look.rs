@@ -67,9 +67,16 @@ impl<D: Device> Io<'_, D> {
     async fn load(&self, loads: Vec<Load>, have: &mut Pages) -> Result<()> {
         let device = self.device_id();
         let reads = loads.iter().map(|l| async move {
-            let bytes = self.read_pages(l.at).await?;
-            PageHeader::open(&bytes, l.run.name(device, l.page))?;
-            Ok(bytes)
+            let read = async || {
+                let bytes = self.read_pages(l.at).await?;
+                PageHeader::open(&bytes, l.run.name(device, l.page))?;
+                Ok(bytes)
+            };
+            match read().await {
+                // A page that is lost costs a start, so a device that stumbled once is asked again.
+                Err(_) => read().await,
+                done => done,
+            }
         });
         for (l, bytes) in loads.iter().zip(join_all(reads.collect()).await) {
             let bytes = bytes.map_err(|e| self.lost(&e))?;

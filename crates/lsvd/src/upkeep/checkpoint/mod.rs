@@ -144,6 +144,7 @@ impl<D: Device> Io<'_, D> {
         let kept = Kept { revision, runs, manifest: list, covered, written };
         let mut core = self.core.borrow_mut();
         core.maps.kept[(revision % 2) as usize] = Some(kept);
+        core.maps.had_checkpoint = true;
         core.counters.checkpoints += 1;
         Ok(())
     }
@@ -716,6 +717,7 @@ impl Core {
         }
         let (covered, written) = (m.covered(), m.written);
         self.maps.kept[i] = Some(Kept { revision: slot.revision.get(), runs, manifest, covered, written });
+        self.maps.had_checkpoint = true;
         self.maps.next_run = self.maps.next_run.max(m.next_run).max(slot.manifest.get() + 1);
         true
     }
