@@ -91,18 +91,28 @@ impl WordDevice {
 
     fn write_now(&self, at: u64, buf: &[u8]) {
         let mut words = Vec::with_capacity(buf.len() / BLOCK * 8);
-        for b in buf.chunks_exact(BLOCK) {
+        let mut before = vec![0u8; buf.len() / BLOCK * 8];
+        read_at(&self.words, &mut before, at / BLOCK as u64 * 8);
+        for (b, before) in buf.chunks_exact(BLOCK).zip(before.chunks_exact(8)) {
             if b[8..] == b[..BLOCK - 8] {
                 words.extend_from_slice(&b[..8]);
             } else {
-                let (end, len) = (self.end.get(), b.iter().rposition(|b| *b != 0).map_or(0, |i| i + 1));
-                words.extend_from_slice(&(WHOLE | end << 13 | len as u64).to_le_bytes());
-                self.whole.write_all_at(&b[..len], end).unwrap();
-                self.end.set(end + len as u64);
+                let len = b.iter().rposition(|b| *b != 0).map_or(0, |i| i + 1);
+                let before = u64::from_le_bytes(before.try_into().unwrap());
+                // A sector that is written again keeps its place while it fits.
+                let fits = before & WHOLE != 0 && room(len) <= room((before & 0x1fff) as usize);
+                let place = if fits { (before & !WHOLE) >> 13 } else { self.end.replace(self.end.get() + room(len)) };
+                words.extend_from_slice(&(WHOLE | place << 13 | len as u64).to_le_bytes());
+                self.whole.write_all_at(&b[..len], place).unwrap();
             }
         }
         self.words.write_all_at(&words, at / BLOCK as u64 * 8).unwrap();
     }
+}
+
+/// Bytes that are kept for a sector of which so many are written.
+fn room(len: usize) -> u64 {
+    len.next_multiple_of(512) as u64
 }
 
 /// What this thread has worked: a machine that is busy with others makes no pauses of ours.

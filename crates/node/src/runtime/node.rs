@@ -111,11 +111,7 @@ async fn node(options: NodeOptions) -> Result<()> {
         tokio::task::spawn_local(keep_headroom(options.data.clone()));
         (told, ended) = until_ended(&mut stop, &plane, &mut handles.workers).await;
     }
-    let text = ended.as_ref().err().map_or_else(|| "is being stopped".to_owned(), |e| format!("ends: {e}"));
-    events.tell(Told::new(EventKind::Node, text).about(me.name.clone()));
-    if let Err(e) = &ended {
-        end_in_time(e.to_string());
-    }
+    tell_of_end(&events, &me.name, &ended);
     end_when_told_again(stop);
     if told == signals::Told::Stop {
         hand_over(&service).await;
@@ -151,6 +147,14 @@ async fn out_of_use(workers: &mut [WorkerHandle]) -> Error {
         }
     }
     std::future::pending().await
+}
+
+fn tell_of_end(events: &EventLog, name: &str, ended: &Result<bool>) {
+    let text = ended.as_ref().err().map_or_else(|| "is being stopped".to_owned(), |e| format!("ends: {e}"));
+    events.tell(Told::new(EventKind::Node, text).about(name.to_owned()));
+    if let Err(e) = ended {
+        end_in_time(e.to_string());
+    }
 }
 
 /// The process ends soon, whatever its threads wait for: a device that is out of use may answer none of them, and others wait
