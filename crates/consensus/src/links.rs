@@ -6,6 +6,7 @@
 use crate::codec::put_entry;
 use crate::limits;
 use crate::log::Applied;
+use crate::machine::Machine;
 use crate::types::{Seat, Snapshot, Types, Vote};
 use crate::wire::{Envelope, Message};
 use freebs_types::{ClusterId, Error, NodeId, Result, StartNumber};
@@ -51,6 +52,7 @@ pub(crate) struct Links {
     pub me: Seat,
     pub cluster: ClusterId,
     pub start: StartNumber,
+    machine: Rc<RefCell<Machine>>,
     next: Cell<u64>,
     /// The seats that were asked, by the number of the request.
     waiting: RefCell<BTreeMap<u64, (Seat, oneshot::Sender<Message>)>>,
@@ -68,8 +70,18 @@ impl Drop for Waits<'_> {
 impl Links {
     /// Requests are numbered from `first` on: another number at each start, so that an answer to a request of an
     /// earlier one finds nobody who waits for it.
-    pub fn new(network: Rc<dyn Network>, me: Seat, cluster: ClusterId, start: StartNumber, first: u64) -> Self {
-        Self { network, me, cluster, start, next: Cell::new(first), waiting: RefCell::default() }
+    pub fn new(
+        network: Rc<dyn Network>,
+        (me, cluster, start): (Seat, ClusterId, StartNumber),
+        machine: Rc<RefCell<Machine>>,
+        first: u64,
+    ) -> Self {
+        Self { network, me, cluster, start, machine, next: Cell::new(first), waiting: RefCell::default() }
+    }
+
+    /// Number of the founding that the state here comes from; 0 if nothing is known of any.
+    pub fn founding(&self) -> u64 {
+        self.machine.borrow().founding()
     }
 
     pub fn refusals(&self, node: NodeId) -> u64 {
@@ -86,7 +98,8 @@ impl Links {
     }
 
     pub fn send(&self, to: Seat, id: u64, message: &Message) -> Result<()> {
-        let envelope = Envelope { cluster: self.cluster, from: self.me, to, start: self.start(), id };
+        let (start, founding) = (self.start(), self.founding());
+        let envelope = Envelope { cluster: self.cluster, from: self.me, to, start, founding, id };
         self.network.send(to, message.encode(envelope)?);
         Ok(())
     }
@@ -290,12 +303,18 @@ mod tests {
     const ME: Seat = Seat { node: NodeId(1), store: 5 };
     const OTHER: Seat = Seat { node: NodeId(2), store: 6 };
 
+    fn links(sent: &Caught, start: u64, first: u64) -> Links {
+        let cluster = ClusterId([1; 16]);
+        let machine = Rc::new(RefCell::new(Machine::new(cluster)));
+        Links::new(Rc::new(sent.clone()), (ME, cluster, StartNumber(start)), machine, first)
+    }
+
     /// A follower's "taken" that is late by a whole start of the leader would be believed to be about other entries.
     #[tokio::test(start_paused = true)]
     async fn an_answer_to_a_request_of_an_earlier_start_is_nobodys() {
         let sent = Caught::default();
         let number = |i: usize| Message::decode(&sent.0.borrow()[i]).unwrap().0.id;
-        let links = |start, first| Links::new(Rc::new(sent.clone()), ME, ClusterId([1; 16]), StartNumber(start), first);
+        let links = |start, first| links(&sent, start, first);
         let taken = || Message::AppendReply(AppendEntriesResponse::Success);
         let within = Duration::from_secs(1);
         let e = links(1, 1 << 40).call(OTHER, &Message::Join, within).await.unwrap_err();
@@ -316,7 +335,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn impossible_answers_to_entries_are_errors() {
         for reply in [AppendEntriesResponse::Conflict, AppendEntriesResponse::PartialSuccess(None)] {
-            let links = Rc::new(Links::new(Rc::new(Caught::default()), ME, ClusterId([1; 16]), StartNumber(1), 7));
+            let links = Rc::new(links(&Caught::default(), 1, 7));
             let mut client = Client { links: links.clone(), to: OTHER, answer: Duration::from_secs(1) };
             let vote = Vote::new_committed(1, ME);
             let rpc = AppendEntriesRequest { vote, prev_log_id: None, entries: vec![], leader_commit: None };
@@ -325,7 +344,7 @@ mod tests {
             assert!(matches!(asked, Err(RPCError::Network(_))), "{asked:?}");
         }
         // Nor does a seat answer that was not asked.
-        let links = Links::new(Rc::new(Caught::default()), ME, ClusterId([1; 16]), StartNumber(1), 7);
+        let links = links(&Caught::default(), 1, 7);
         let third = Seat { node: NodeId(3), ..OTHER };
         let asked = links.call(OTHER, &Message::Join, Duration::from_secs(1));
         let (asked, ()) = tokio::join!(asked, async { links.answer(third, 7, Message::Here) });
@@ -335,7 +354,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_may_be_lost_is_sent_again_under_its_number_until_it_is_answered() {
         let sent = Caught::default();
-        let links = Links::new(Rc::new(sent.clone()), ME, ClusterId([1; 16]), StartNumber(1), 7);
+        let links = links(&sent, 1, 7);
         let (within, again) = (Duration::from_millis(1000), Duration::from_millis(300));
         let answered = async {
             tokio::time::sleep(Duration::from_millis(700)).await;

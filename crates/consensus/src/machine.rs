@@ -109,6 +109,12 @@ impl Machine {
         }
     }
 
+    /// Number of the founding that the state comes from; 0 while nothing is known of any.
+    #[must_use]
+    pub fn founding(&self) -> u64 {
+        self.applied.map_or(0, |_| self.state.founding())
+    }
+
     /// Applies the next entry.
     pub fn apply(&mut self, entry: &Entry, mutant: Option<Mutant>) -> Answer {
         let index = entry.log_id.index();

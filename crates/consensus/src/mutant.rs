@@ -15,6 +15,8 @@ pub enum Mutant {
     RequestsNumberedAnew,
     /// L5: who believes to lead decides without a quorum that says so, and goes on with it when another one leads.
     LeaderUnconfirmed,
+    /// Messages of seats whose state comes from another founding are heard.
+    EveryFoundingIsHeard,
     /// V11: no chain becomes shorter.
     ChainsStay,
     /// V13: nobody comes back to a chain that became shorter, nor does another node.

@@ -125,6 +125,8 @@ struct Inner {
     asks: Cell<bool>,
     /// One that leads or votes beside it, although the only vote is its own: the store is old.
     rival: Cell<Option<Seat>>,
+    /// The control state was made again since the one here: the highest founding that others have named, 0 for none.
+    superseded: Cell<u64>,
     /// Nodes that are being asked whether there is one.
     asked: RefCell<BTreeSet<NodeId>>,
     /// Somebody wants to be taken in.
@@ -184,7 +186,8 @@ impl Peer {
         let (published, state) = watched(machine.state.clone());
         let machine = Rc::new(RefCell::new(machine));
         let first = if store.mutant() == Some(Mutant::RequestsNumberedAnew) { 1 } else { seed };
-        let links = Rc::new(Links::new(network, store.seat(), store.cluster(), store.start_number(), first));
+        let about = (store.seat(), store.cluster(), store.start_number());
+        let links = Rc::new(Links::new(network, about, machine.clone(), first));
         let applied = Applied { store: store.clone(), machine: machine.clone(), published, watcher };
         let me = store.seat();
         let alone = store.read(|c| c.votes_alone(me));
@@ -225,6 +228,7 @@ impl Peer {
             alone: Cell::new(alone),
             asks: Cell::new(asks),
             rival: Cell::default(),
+            superseded: Cell::default(),
             asked: RefCell::default(),
             woken: Notify::new(),
             lookout: RefCell::new(lookout),
@@ -392,6 +396,9 @@ impl Peer {
     async fn read_inbox(self, mut messages: mpsc::Receiver<Vec<u8>>) {
         while let Some(bytes) = messages.recv().await {
             let Ok((envelope, message)) = Message::decode(&bytes) else { continue };
+            if !self.is_of_this_founding(&envelope) {
+                continue;
+            }
             if let Message::Outdated(start) = message {
                 // Only ever of a node that was registered so; nothing else is believed of such a message.
                 if envelope.cluster == self.0.links.cluster && envelope.to.node == self.seat().node {
@@ -418,6 +425,24 @@ impl Peer {
                 drop(Randomness::spawn(self.clone().serve(envelope, message)));
             }
         }
+    }
+
+    /// False for a message of a seat whose state comes from another founding: nothing is taken from one into another. The seat
+    /// with the lower number decides nothing from then on.
+    fn is_of_this_founding(&self, e: &Envelope) -> bool {
+        let (mine, theirs) = (self.0.links.founding(), e.founding);
+        let is_any = self.0.store.mutant() == Some(Mutant::EveryFoundingIsHeard);
+        let is_same = mine == 0 || theirs == 0 || mine == theirs || is_any;
+        if !is_same && e.cluster == self.0.links.cluster && e.to.node == self.seat().node {
+            if theirs > mine {
+                self.0.superseded.set(theirs.max(self.0.superseded.get()));
+                self.0.told.notify_waiters();
+            } else {
+                // The number in it is what it says. If it is lost, the next message is answered so.
+                let _ = self.0.links.send(e.from, 0, &Message::Here);
+            }
+        }
+        is_same
     }
 
     /// Whether a message is for this seat, and from the newest start of the one it names (rule V8).
@@ -455,6 +480,14 @@ impl Peer {
     /// An error, once the others have said that this node runs on an old image of its devices, or of its control store. It
     /// decides nothing then.
     pub fn check_outdated(&self) -> Result<()> {
+        if self.0.superseded.get() > self.0.links.founding() {
+            return Err(Error::corrupt(format!(
+                "the control state was made again (`freebs control rebuild`) since node {} had a part in it: its control \
+                 store is of before, and decides nothing. Move control.store and control.note of this node away: it learns \
+                 from the others then",
+                self.seat().node
+            )));
+        }
         if let Some(rival) = self.0.rival.get() {
             return Err(Error::corrupt(format!(
                 "node {} votes alone in the control plane, as its store has it, and node {} leads or votes beside it: \

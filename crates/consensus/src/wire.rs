@@ -1,4 +1,4 @@
-//! Messages between seats: a header of 88 bytes and a body.
+//! Messages between seats: a header of 96 bytes and a body.
 //!
 //! Every message names the cluster, who sends it in which start, and whom it is for, so that nothing that was meant
 //! for an older store of a node, or comes from an old image of one, is taken in. Nothing that arrives can panic a
@@ -19,9 +19,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// The first bytes of a message between seats.
 pub const MESSAGE_MAGIC: [u8; 4] = *b"FBCM";
 /// Version of these messages.
-pub const MESSAGE_VERSION: u16 = 2;
+pub const MESSAGE_VERSION: u16 = 3;
 /// Bytes of the header.
-pub const HEADER_BYTES: usize = 88;
+pub const HEADER_BYTES: usize = 96;
 
 /// The version of a message between seats that is of another one than these. It stands at the same place in all of them, and
 /// the checksum does not, so it is looked at first.
@@ -31,13 +31,20 @@ pub fn other_version(bytes: &[u8]) -> Option<u16> {
     Some(u16::from_le_bytes(*version)).filter(|v| *v != MESSAGE_VERSION)
 }
 
+/// The node that a message says it is from, unread otherwise; `None` if it is too short to be one.
+#[must_use]
+pub fn sender(bytes: &[u8]) -> Option<NodeId> {
+    let (head, _) = SeatHeader::ref_from_prefix(bytes).ok()?;
+    Some(NodeId(head.from_node.get()))
+}
+
 /// Head of a message; the body follows at once.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SeatHeader {
     /// Always `FBCM`.
     pub magic: [u8; 4],
-    /// Always 2.
+    /// Always 3.
     pub version: U16,
     /// One of `kind`.
     pub kind: U16,
@@ -59,6 +66,8 @@ pub struct SeatHeader {
     pub id: U64,
     /// Start number of the sender (rule V8).
     pub start: U64,
+    /// Number of the founding that the sender's state comes from; 0 if it has none yet.
+    pub founding: U64,
     /// Zero.
     pub reserved: U32,
     /// CRC-32C of the bytes before this field.
@@ -168,6 +177,8 @@ pub struct Envelope {
     pub to: Seat,
     /// Start number that is durable on the sender's devices (rule V8).
     pub start: StartNumber,
+    /// Number of the founding that the sender's state comes from; 0 if it has none yet. Seats hear only those of the same.
+    pub founding: u64,
     /// Number of the request, the same in its answer; 0 if no answer is wanted.
     pub id: u64,
 }
@@ -430,6 +441,7 @@ impl Message {
             to_store: e.to.store.into(),
             id: e.id.into(),
             start: e.start.0.into(),
+            founding: e.founding.into(),
             reserved: 0.into(),
             crc: 0.into(),
         };
@@ -464,6 +476,7 @@ impl Message {
             from: Seat { node: NodeId(head.from_node.get()), store: head.from_store.get() },
             to: Seat { node: NodeId(head.to_node.get()), store: head.to_store.get() },
             start: StartNumber(head.start.get()),
+            founding: head.founding.get(),
             id: head.id.get(),
         };
         Ok((envelope, Self::body(head.kind.get(), &mut Fields(body))?))

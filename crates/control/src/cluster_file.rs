@@ -37,7 +37,8 @@ pub struct ClusterFile {
     /// The node is to found the cluster, in which nobody else is yet. Taken out once that is done, so that it is done once.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub founds: bool,
-    /// In a cluster with an authority: other members, as this node last knew them. Hints where to ask, and nothing else.
+    /// In a cluster with an authority: other members, as this node last knew them. Where to ask; and a control state that lacks
+    /// one of them is an old copy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<ClusterPeer>,
     /// The node had the only vote when the peers were noted last: none of them can go on without it.
@@ -103,12 +104,24 @@ impl ClusterFile {
         }
     }
 
-    /// False if no other node has the control state and can go on with it: it would need this one's vote. There are three
-    /// votes as soon as three nodes have run.
+    /// False if no other node has the control state and can go on with it: it would need this one's vote. Of three nodes that
+    /// have run two may have none: one of them was away for long.
     #[must_use]
     pub fn can_be_without(&self) -> bool {
-        let others = self.peers.iter().filter(|p| p.has_run).count();
-        self.authority.is_none() || others > 1 || (others == 1 && !self.only_vote)
+        self.authority.is_none() || (!self.only_vote && self.peers.iter().any(|p| p.has_run))
+    }
+
+    /// Notes the other members as a control state has them. Nobody is taken out, for no member ever leaves and a state that lacks
+    /// one is older than the file; and who has run once has run.
+    pub fn note_peers(&mut self, known: impl IntoIterator<Item = ClusterPeer>) {
+        let mut peers: Vec<ClusterPeer> = known.into_iter().collect();
+        for old in &self.peers {
+            match peers.iter_mut().find(|p| p.id == old.id) {
+                Some(new) => new.has_run |= old.has_run,
+                None => peers.push(old.clone()),
+            }
+        }
+        self.peers = peers;
     }
 
     /// The file in `bytes`, checked; data directories are as it names them. `Corrupt` if it is no JSON of this kind,

@@ -5,7 +5,7 @@
 
 use crate::limits;
 use crate::snapshots::{Snapshot, SnapshotVolume, Snapshots};
-use crate::state::{Node, State, Volume};
+use crate::state::{FIRST_FOUNDING, Node, State, Volume};
 use crate::tokens::{Joining, Token};
 use freebs_format::crc32c;
 use freebs_types::{ClusterId, Error, HostPublic, NodeId, Result, SnapshotId, VolumeId, limits as common};
@@ -25,8 +25,9 @@ pub const STATE_MAGIC: [u8; 4] = *b"FBCS";
 /// version 6: a reader that passes over them would begin them with nothing. Schedules of snapshots came with version 7: a
 /// reader that passes over them would make none. Nodes that are away came with version 8: a reader that
 /// passes over them would give places away, and have nodes free what they have. How nodes join came with version 9: a reader that passes
-/// over it would take in anybody.
-pub const STATE_VERSION: u16 = 9;
+/// over it would take in anybody. Foundings came with version 10: a reader that passes over them would mix a state that was made
+/// again with those before it.
+pub const STATE_VERSION: u16 = 10;
 /// Bytes of the header before the body.
 pub const STATE_HEADER_BYTES: usize = 64;
 
@@ -46,8 +47,10 @@ pub struct StateHeader {
     pub revision: U64,
     /// Bytes of the body.
     pub body_len: U64,
+    /// Number of the founding; 0 for the first.
+    pub founding: U64,
     /// Zero.
-    pub reserved: [u8; 16],
+    pub reserved: [u8; 8],
     /// CRC-32C of the body.
     pub body_crc: U32,
     /// CRC-32C of the bytes before this field.
@@ -142,7 +145,8 @@ impl State {
         serde_json::to_writer(&mut out, &body).expect("a state has only what JSON can say");
         let body = &out[STATE_HEADER_BYTES..];
         let version = match () {
-            () if body_joins => STATE_VERSION,
+            () if self.founding() != FIRST_FOUNDING => STATE_VERSION,
+            () if body_joins => 9,
             () if self.has_away() => 8,
             () if self.volumes.values().any(|v| v.schedule.is_some()) => 7,
             () if self.volumes.values().any(|v| v.origin.is_some()) => 6,
@@ -159,7 +163,8 @@ impl State {
             cluster: self.cluster.0,
             revision: self.revision.into(),
             body_len: (body.len() as u64).into(),
-            reserved: [0; 16],
+            founding: if self.founding() == FIRST_FOUNDING { 0 } else { self.founding() }.into(),
+            reserved: [0; 8],
             body_crc: crc32c(body).into(),
             crc: 0.into(),
         };
@@ -189,7 +194,12 @@ impl State {
         }
         let body: BodyIn = serde_json::from_slice(body)
             .map_err(|e| Error::corrupt(format!("the control state can't be read: {e}")))?;
-        Self::from_body(ClusterId(header.cluster), header.revision.get(), body)
+        let mut state = Self::from_body(ClusterId(header.cluster), header.revision.get(), body)?;
+        state.set_founding(header.founding.get().max(FIRST_FOUNDING));
+        if state.founding() > state.revision.max(FIRST_FOUNDING) {
+            return Err(damaged("the control state has an impossible founding"));
+        }
+        Ok(state)
     }
 
     fn from_body(cluster: ClusterId, revision: u64, body: BodyIn) -> Result<Self> {

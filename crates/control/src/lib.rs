@@ -44,5 +44,5 @@ pub use mutant::Mutant;
 pub use plane::ControlPlane;
 pub use shorter::Leaving;
 pub use snapshots::{Cut, Group, Keep, Schedule, Snapshot, SnapshotVolume, Stage};
-pub use state::{Ack, Branch, Forced, Holder, Node, Origin, Pending, Shard, State, Volume};
+pub use state::{Ack, Branch, FIRST_FOUNDING, Forced, Holder, Node, Origin, Pending, Shard, State, Volume};
 pub use tokens::{Joining, Token};

@@ -344,8 +344,8 @@ fn make(
     (accepted, mutant): (&BTreeSet<NodeId>, Option<Mutant>),
 ) -> Result<Rebuilt> {
     let (revision, lone) = begin_above(surveys, clock);
-    let mut state = State::new(cluster);
-    (state.revision, state.forgotten) = (revision, revision);
+    let mut state = State::made_again(cluster, revision);
+    let revision = state.revision;
     // Each snapshot was begun under a revision of its own, so none has a number above. What logs keep for them stays.
     state.snapshots_mut().spare(SnapshotId(revision));
     let mut starts: BTreeMap<NodeId, &NodeSurvey> = BTreeMap::new();

@@ -430,10 +430,15 @@ pub(crate) fn blocks_per_shard(size: u64, stripe: u64, shards: u64) -> u64 {
     stripes.saturating_mul(stripe) / block
 }
 
+/// Number of the founding of a cluster whose state was never made again.
+pub const FIRST_FOUNDING: u64 = 1;
+
 /// Everything the control plane knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
     pub(crate) cluster: ClusterId,
+    /// See `founding`.
+    founding: u64,
     /// Raised by every command that changed something.
     pub(crate) revision: u64,
     /// Highest id ever given to a volume.
@@ -457,13 +462,31 @@ impl State {
     /// The state of a new cluster.
     #[must_use]
     pub fn new(cluster: ClusterId) -> Self {
-        Self { cluster, ..Self::default() }
+        Self { cluster, founding: FIRST_FOUNDING, ..Self::default() }
+    }
+
+    /// The empty state of a cluster whose state is made again, and goes on from this revision.
+    #[must_use]
+    pub fn made_again(cluster: ClusterId, revision: u64) -> Self {
+        let founding = revision.max(FIRST_FOUNDING + 1);
+        Self { revision: founding, forgotten: founding, founding, ..Self::new(cluster) }
     }
 
     /// The cluster whose state it is.
     #[must_use]
     pub fn cluster(&self) -> ClusterId {
         self.cluster
+    }
+
+    /// Number of the founding that this state comes from: `FIRST_FOUNDING`, or for a state that was made again the revision
+    /// that it began with. A higher one stands in place of all lower ones, and nothing is ever taken from one into another.
+    #[must_use]
+    pub fn founding(&self) -> u64 {
+        self.founding
+    }
+
+    pub(crate) fn set_founding(&mut self, founding: u64) {
+        self.founding = founding;
     }
 
     /// Raised by every command that changed something; what a watcher has seen is named by it.

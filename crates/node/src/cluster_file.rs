@@ -69,6 +69,12 @@ impl Kept {
         self.0.file.lock().unwrap_or_else(PoisonError::into_inner).0.peers.clone()
     }
 
+    /// The node had the only vote when it was noted last.
+    #[must_use]
+    pub fn had_only_vote(&self) -> bool {
+        self.0.file.lock().unwrap_or_else(PoisonError::into_inner).0.only_vote
+    }
+
     /// Writes the file if that makes another one of it, or if it was not written yet.
     pub fn change(&self, how: impl FnOnce(&mut ClusterFile)) -> Result<()> {
         let mut known = self.0.file.lock().unwrap_or_else(PoisonError::into_inner);
@@ -184,7 +190,8 @@ mod tests {
         assert!(!with(true, &[]) && !with(true, &[peer(2, true)]) && !with(false, &[peer(2, false)]));
         assert!(!with(true, &[peer(2, true), peer(3, false)]), "that one never ran");
         assert!(with(false, &[peer(2, true)]), "the other one votes");
-        assert!(with(true, &[peer(2, true), peer(3, true)]), "each of three has a vote");
+        assert!(!with(true, &[peer(2, true), peer(3, true)]), "one was away when the other one came");
+        assert!(with(false, &[peer(2, true), peer(3, true)]), "each of three has a vote");
         assert!(begin(vec![node(1)]).can_be_without(), "the file of `freebs up` names all");
     }
 

@@ -70,6 +70,7 @@ fn tables_and_structs_agree() {
             to_store,
             id,
             start,
+            founding,
             reserved,
             crc,
         }
@@ -172,7 +173,8 @@ fn messages() -> Vec<(&'static str, Message)> {
 }
 
 fn envelope() -> Envelope {
-    Envelope { cluster: ClusterId([0xc1; 16]), from: seats()[0], to: seats()[1], start: StartNumber(5), id: 77 }
+    let [from, to] = [0, 1].map(|n| seats()[n]);
+    Envelope { cluster: ClusterId([0xc1; 16]), from, to, start: StartNumber(5), founding: 9, id: 77 }
 }
 
 fn page() -> Vec<u8> {
@@ -244,11 +246,11 @@ fn a_message_of_another_version_is_known_as_such() {
     let crc = freebs_format::crc32c(&old[..76]);
     old[76..].copy_from_slice(&crc.to_le_bytes());
     let mut next = Message::Here.encode(envelope()).unwrap();
-    next[4..6].copy_from_slice(&3u16.to_le_bytes());
+    next[4..6].copy_from_slice(&(wire::MESSAGE_VERSION + 1).to_le_bytes());
     next.extend([0; 8]);
-    for (bytes, version) in [(old, 1), (next, 3)] {
+    for (bytes, version) in [(old, 1), (next, wire::MESSAGE_VERSION + 1)] {
         let e = Message::decode(&bytes).unwrap_err();
-        let words = [format!("version {version}"), "version 2".into(), "same version of freebs on all nodes".into()];
+        let words = [format!("version {version}"), "version 3".into(), "same version of freebs on all nodes".into()];
         assert!(words.iter().all(|w| e.text.contains(w)), "{e}");
         assert_eq!(wire::other_version(&bytes), Some(version));
     }

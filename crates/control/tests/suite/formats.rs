@@ -12,7 +12,7 @@ fn the_state_header_is_as_documented() {
     macro_rules! fields {
         ($($field:ident),*) => { [$((offset_of!(StateHeader, $field), stringify!($field))),*] };
     }
-    let built = fields![magic, version, length, cluster, revision, body_len, reserved, body_crc, crc];
+    let built = fields![magic, version, length, cluster, revision, body_len, founding, reserved, body_crc, crc];
     let described: Vec<_> = d.rows.iter().map(|r| (r.offset, r.field.as_str())).collect();
     assert_eq!(described, built);
     let ends = built.iter().skip(1).map(|f| f.0).chain([d.bytes]);

@@ -459,8 +459,8 @@ impl SeatOptions {
 
     fn lost(&self, why: &Error) -> Error {
         Error::not_found(format!(
-            "the control state is gone ({why}), and no other node is known that can go on with it (of one or two nodes \
-             only one has a vote); a new one would mix up this cluster's volumes. Put {STORE_FILE} and {NOTE_FILE} in {} back, or make it again from what the nodes' logs know \
+            "the control state is gone ({why}), and as far as this node knows no other one can go on with it (of one or \
+             two nodes only one has a vote); a new one would mix up this cluster's volumes. Put {STORE_FILE} and {NOTE_FILE} in {} back, or make it again from what the nodes' logs know \
              (`freebs control rebuild`), or begin anew in another directory",
             self.data.display()
         ))

@@ -1,6 +1,7 @@
 //! The files of a control state in a data directory, as whoever repairs a cluster handles them while its nodes are down.
 
 use super::earlier;
+use crate::cluster_file::{self, ClusterFile};
 use crate::files;
 use freebs_control::State;
 use freebs_types::{Error, Result};
@@ -23,8 +24,13 @@ pub fn is_there(data: &Path) -> bool {
     names().any(|n| data.join(n).symlink_metadata().is_ok())
 }
 
-/// Renames what there is, durably, so that the node knows no control state any more. Nothing is overwritten.
+/// Renames what there is, durably, so that the node knows no control state any more. Nothing is overwritten. The node has no
+/// vote from then on, so its own cluster file does not say any more that nobody can go on without it.
 pub fn put_aside(data: &Path) -> Result<()> {
+    let own = data.join("cluster.json");
+    if let Some(file) = cluster_file::load(&own)?.filter(|file| file.only_vote) {
+        cluster_file::save(&ClusterFile { only_vote: false, ..file }, &own)?;
+    }
     let free = |end: &String| names().all(|n| data.join(format!("{n}.{end}")).symlink_metadata().is_err());
     let ends = (1..=ASIDE_MAX).map(|i| if i == 1 { ASIDE.to_owned() } else { format!("{ASIDE}.{i}") });
     let Some(end) = ends.into_iter().find(free) else {

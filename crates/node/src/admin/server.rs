@@ -6,7 +6,7 @@ use super::seat_links::{ADDRESS, MESSAGE};
 use super::service::{Service, Session};
 use crate::timing;
 use bytes::BytesMut;
-use freebs_consensus::wire::other_version;
+use freebs_consensus::wire::{other_version, sender};
 use freebs_control::ControlPlane;
 use freebs_control::api::Reply;
 use freebs_format::wire::{Hello, Message, Welcome};
@@ -147,6 +147,10 @@ pub async fn hear_seat(mut stream: TcpStream, mut buf: BytesMut, hello: Hello, p
                     MESSAGE => {
                         if let Some(version) = other_version(&body) {
                             port.drop_other(hello.node, version).iter().for_each(|e| tracing::warn!("{e}"));
+                            continue;
+                        }
+                        // One seat does not speak for another one.
+                        if sender(&body).is_none_or(|from| from != hello.node) {
                             continue;
                         }
                         Order::Message(body.to_vec())

@@ -888,6 +888,7 @@ async fn who_does_not_know_the_cluster_is_not_listened_to() {
             from: Seat { node: NodeId(7), store: 1 },
             to: Seat { node: NodeId(1), store: 0 },
             start: StartNumber(0),
+            founding: 0,
             id: 0,
         };
         let body = SeatMessage::Join.encode(envelope).unwrap().into();
@@ -979,6 +980,6 @@ async fn a_node_whose_messages_are_of_another_version_is_told_of_now_and_then() 
     let told: Vec<u64> = (1..10).filter(|_| port.drop_other(NodeId(2), 1).is_some()).collect();
     assert_eq!(told, [1, 2, 4, 8]);
     let e = port.drop_other(NodeId(3), 1).unwrap();
-    let words = ["node 3", "version 1", "version 2", "same version of freebs on all nodes"];
+    let words = ["node 3", "version 1", "version 3", "same version of freebs on all nodes"];
     assert!(e.kind == ErrorKind::Invalid && words.iter().all(|w| e.text.contains(w)), "{e}");
 }

@@ -217,7 +217,7 @@ pub struct UpArgs {
 const NODE_HELP: &str = "\
 Examples:
   freebs node --data /srv/freebs                       a cluster of one node, or the one whose directory that is
-  freebs node --cluster-file cluster.json --name b     one of several; the first of such a file founds it
+  freebs node --cluster-file cluster.json --name b     one of several; the first one founds the cluster
   freebs node stop node2                               stops a node of the cluster that `freebs up` runs here
   freebs node stop node2 --cluster 127.0.0.1:9000      the same, of the one that has a node at this address
 

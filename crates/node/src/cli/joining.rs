@@ -26,7 +26,7 @@ const CLUSTER_HELP: &str = "\
 Examples:
   freebs cluster init --data /srv/a --name a              a cluster, and its first node
   freebs node --data /srv/a                               runs it
-  freebs cluster token > t                                for one more node, good for an hour
+  (umask 077; freebs cluster token > t)                   for one more node, good for an hour; nobody else reads it
   freebs node join 127.0.0.1:7400 --token-file t --data /srv/b --name b --listen 127.0.0.1:7401
   freebs node --data /srv/b                               runs that one";
 

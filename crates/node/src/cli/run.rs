@@ -31,6 +31,15 @@ pub fn node_options(args: NodeRunArgs) -> Result<NodeOptions> {
                 ))
             })?;
             let node = choose(&file, &args)?;
+            if file.authority.is_some() && file.nodes.len() > 1 {
+                return Err(Error::invalid(format!(
+                    "{} names all nodes of a cluster that nodes join: it is for `freebs control rebuild`, and no node keeps \
+                     it up to date; start {} with `freebs node --data {}`, whose cluster.json is its own",
+                    path.display(),
+                    node.name,
+                    node.data.display()
+                )));
+            }
             if file.founds {
                 // A copy that says so for ever would found the cluster again.
                 return Err(Error::invalid(format!(
@@ -280,6 +289,13 @@ mod tests {
         assert!(node_options(file(None)).unwrap_err().text.contains("n1, n2"));
         let two = node_options(file(Some("n2"))).unwrap();
         assert!(!two.is_founder() && two.data == dir.path().join("n2") && two.listen.port() == 7002);
+        drop(two);
+        // Each node of it took itself for the only one that knows the control state.
+        let mut all = cluster_file::begin(vec![node(1), node(2)]);
+        all.authority = Some(freebs_types::HostPublic([1; 32]));
+        cluster_file::save(&all, &path).unwrap();
+        let e = node_options(file(Some("n2"))).unwrap_err();
+        assert!(e.text.contains("freebs node --data"), "{e}");
         let missing = NodeRunArgs { cluster_file: Some(dir.path().join("no")), ..args(dir.path()) };
         assert!(node_options(missing).unwrap_err().text.contains("--help"));
     }

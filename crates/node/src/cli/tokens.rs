@@ -29,7 +29,7 @@ pub struct TokenArgs {
     #[arg(long, value_name = "TIME", value_parser = expires, default_value = "1h")]
     pub expires: Duration,
 
-    /// List tokens: those that are good, and those that were used
+    /// List tokens: those that are good, those that were used, and those that have ended
     #[arg(long, conflicts_with_all = ["expires", "revoke"])]
     pub list: bool,
 

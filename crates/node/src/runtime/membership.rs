@@ -91,12 +91,20 @@ impl Membership {
         self.check(state)?;
         let peers = self.kept.as_ref().map(Kept::peers).unwrap_or_default();
         match peers.iter().find(|p| state.node(p.id).is_none()) {
-            Some(lacks) => Err(Error::corrupt(format!(
-                "the control state does not know {} (node {}), which this node's cluster.json names as a member: it is an \
-                 old copy. Put the newest data directory back. If only control.store and control.note are old, move both \
-                 away: this node learns from the others then",
-                lacks.name, lacks.id
-            ))),
+            Some(lacks) => {
+                let alone = self.kept.as_ref().is_some_and(Kept::had_only_vote);
+                let way = if alone {
+                    "This node had the only vote, so no other one can go on: if the newest directory is lost, make the state \
+                     again (`freebs control rebuild`)"
+                } else {
+                    "If only control.store and control.note are old, move both away: this node learns from the others then"
+                };
+                Err(Error::corrupt(format!(
+                    "the control state does not know {} (node {}), which this node's cluster.json names as a member: it is \
+                     an old copy. Put the newest data directory back. {way}",
+                    lacks.name, lacks.id
+                )))
+            }
             None => Ok(()),
         }
     }
@@ -139,19 +147,27 @@ impl Membership {
                     state = plane.state();
                     continue;
                 }
-                state = plane.changed(state.revision()).await;
+                state = tokio::select! {
+                    newer = plane.changed(state.revision()) => newer,
+                    () = other_votes(&plane, only_vote) => plane.state(),
+                };
             }
         });
     }
 }
 
-/// Takes nobody out: no member ever leaves, and a state that lacks one is older than the file.
+/// Waits until it is known otherwise whether this node has the only vote: votes change without a change of the state.
+async fn other_votes(plane: &Plane, noted: Option<bool>) {
+    while plane.has_only_vote().is_none_or(|now| Some(now) == noted) {
+        tokio::time::sleep(timing::SEAT_LOOK).await;
+    }
+}
+
 fn note_peers(kept: &Kept, node: NodeId, state: &State, only_vote: Option<bool>) -> Result<()> {
-    let mut peers: Vec<_> = state.nodes().filter(|n| n.id != node).map(|n| ClusterPeer::from(&**n)).collect();
+    let peers = state.nodes().filter(|n| n.id != node).map(|n| ClusterPeer::from(&**n));
     kept.change(|file| {
         file.only_vote = only_vote.unwrap_or(file.only_vote);
-        peers.extend(file.peers.iter().filter(|p| state.node(p.id).is_none()).cloned());
-        file.peers = peers;
+        file.note_peers(peers);
     })
 }
 
@@ -233,5 +249,16 @@ mod tests {
         with(3).unwrap();
         let e = with(1).unwrap_err();
         assert!(e.kind == freebs_types::ErrorKind::Corrupt && e.text.contains("n2 (node 2)"), "{e}");
+        assert!(e.text.contains("control rebuild"), "nobody else has it: {e}");
+        // A node that has run once has run, also by a state that is older.
+        let ran = |start| {
+            let mut state = state(2);
+            let Command::RegisterNode { node, name, address, workers, .. } = register(3) else { unreachable!() };
+            state.apply(Command::RegisterNode { node, name, address, workers, start: StartNumber(start) }).unwrap();
+            note_peers(&kept, NodeId(1), &state, Some(false)).unwrap();
+            kept.peers().iter().map(|p| p.has_run).collect::<Vec<_>>()
+        };
+        assert_eq!([ran(0), ran(4), ran(0)], [[false, false], [false, true], [false, true]]);
+        assert!(with(1).unwrap_err().text.contains("learns from the others"));
     }
 }

@@ -73,6 +73,7 @@ async fn node(options: NodeOptions) -> Result<()> {
     // A stop need not wait for a recovery, which changes nothing that the next one would miss.
     let mut handles = tokio::select! {
         handles = start_workers(&options, &membership, &plane, &events) => handles?,
+        e = told_old(&plane, &events, &me.name) => return Err(e),
         () = stop.wait() => return Ok(()),
     };
     let begun = handles.begun;
@@ -103,6 +104,7 @@ async fn node(options: NodeOptions) -> Result<()> {
             }
             Err(e) => Err(e.at("this node was not taken in by the control plane")),
         },
+        e = plane.is_old() => Err(e),
         () = stop.wait() => Ok(true),
     };
     let mut told = signals::Told::StopWithAll;
@@ -119,6 +121,13 @@ async fn node(options: NodeOptions) -> Result<()> {
     stop_workers(handles.workers).await;
     tracing::info!(node = me.name, "stopped");
     ended.map(|_| ())
+}
+
+/// Waits until the others have said that this node is old, and says so where its end is looked for.
+async fn told_old(plane: &Plane, events: &EventLog, name: &str) -> Error {
+    let e = plane.is_old().await;
+    tell_of_end(events, name, &Err(e.clone()));
+    e
 }
 
 /// Waits until the node is told to stop, or has to.

@@ -2,9 +2,12 @@
 
 use super::leaders::leader;
 use super::world::{Luck, World, sleep, told, world};
+use freebs_consensus::Mutant;
 use freebs_consensus::types::Randomness;
 use freebs_control::Command;
 use freebs_types::{ErrorKind, NodeId, StartNumber};
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
 /// Seeds of each story.
@@ -160,4 +163,48 @@ fn who_votes_alone_waits_for_nobody_for_long() {
             w.check().await;
         });
     }
+}
+
+/// The state was made again on the first node, and nodes that had a part in the one before come back with their stores: one of
+/// three, whom nobody follows, or two, who could lead each other. The founder ended whenever it was told who voted before, and
+/// the others went on beside it.
+#[test]
+fn who_founded_the_cluster_again_is_not_old() {
+    for (seed, back) in SEEDS.flat_map(|seed| [(seed, 2..3), (seed, 1..3)]) {
+        told(founded_again(seed, back, None));
+    }
+    let noticed = |back: Range<usize>| {
+        let story = founded_again(3, back, Some(Mutant::EveryFoundingIsHeard));
+        catch_unwind(AssertUnwindSafe(|| told(story))).is_err()
+    };
+    assert!(noticed(2..3) && noticed(1..3));
+}
+
+async fn founded_again(seed: u64, back: Range<usize>, mutant: Option<Mutant>) {
+    let w = world(3, Luck(seed), mutant);
+    (0..3).for_each(|n| w.boot(n));
+    w.set_up().await;
+    sleep(4000).await;
+    assert_eq!(w.peer(0).expect("it runs").voters(), 3);
+    for n in 0..3 {
+        w.kill(n, false).await;
+    }
+    w.make_again(0, seed).await;
+    w.boot(0);
+    sleep(1500).await;
+    assert!(first_leads(&w), "seed {seed}");
+    back.clone().for_each(|n| w.boot(n));
+    for _ in 0..500 {
+        sleep(10).await;
+        assert!(first_leads(&w), "seed {seed}: {back:?} ended who founded the cluster again");
+    }
+    let founder = w.peer(0).expect("it runs");
+    assert!(founder.confirm_leadership().await && founder.check_outdated().is_ok(), "seed {seed}: {back:?}");
+    for n in back {
+        let old = w.peer(n).expect("it runs");
+        let e = old.check_outdated().expect_err("it was told");
+        assert!(e.text.contains("made again"), "{e}");
+        assert!(!old.confirm_leadership().await, "seed {seed}: node {n} decides");
+    }
+    w.check().await;
 }

@@ -4,7 +4,7 @@ use freebs_consensus::machine::{Machine, Proposal};
 use freebs_consensus::types::{Entry, Randomness};
 use freebs_consensus::wire::Message;
 use freebs_consensus::{Mutant, Network, Options, Peer, Seat, Store, Timing};
-use freebs_control::{Command, CreateVolume, Outcome as Came};
+use freebs_control::{Command, CreateVolume, Outcome as Came, State};
 use freebs_io::Random;
 use freebs_io::faults::{CrashDevice, Survives};
 use freebs_types::*;
@@ -398,6 +398,18 @@ impl World {
     pub(super) fn put_in(&self, node: usize, (device, noted): (CrashDevice, StartNumber)) {
         let n = &mut self.nodes.borrow_mut()[node];
         (n.device, n.start, n.noted, n.is_apart) = (device, noted, noted, true);
+    }
+
+    /// A node that is down gets the store of a cluster that is founded with a state that was made again.
+    pub(super) async fn make_again(&self, node: usize, seed: u64) {
+        let device = CrashDevice::new(4096, 1 << 30);
+        let (id, start) = (self.nodes.borrow()[node].id, StartNumber(1));
+        let noted = StartNumber(0);
+        let options = Options { cluster: CLUSTER, node: id, start, noted, room: 24 << 10, mutant: self.mutant };
+        let state = State::made_again(CLUSTER, 1_000_000);
+        let founded = Store::found(device.clone(), options, Box::new(Luck(seed)), &state).await;
+        let noted = founded.expect("a blank device takes a store").start_number();
+        self.put_in(node, (device, noted));
     }
 
     /// The process is gone, with or without the power. Without a process the machine closes its links.

@@ -6,7 +6,7 @@ use crate::support::servers::Servers;
 use crate::support::tools::{self, told, wait_for};
 use crate::support::{PATIENCE, Weight, turn};
 use serde_json::{Value, json};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Removes files of a data directory whose names begin so.
 fn lose(data: &Path, begins: &[&str]) {
@@ -51,6 +51,7 @@ fn the_first_node_learns_from_those_who_joined() {
     let peers: Vec<_> =
         file_of(&s, "a")["peers"].as_array().expect("a list").iter().map(|p| p["name"].clone()).collect();
     assert_eq!(peers, ["b", "c"]);
+    wait_for("three votes", || file_of(&s, "a").get("only_vote").is_none().then_some(()));
     s.kill("a");
     lose(&s.data("a"), &["control."]);
     s.start("a");
@@ -238,4 +239,80 @@ fn a_state_that_was_made_again_is_read_on_any_node() {
     let door = s.gateway("again");
     let mut client = wait_for("the gateway", || Client::connect(&door, "data", true).ok());
     assert_eq!(client.read(0, 4096), [7; 4096]);
+}
+
+/// All stop, and the state is made again from these nodes' logs; the first one founds the cluster with it.
+fn make_again(s: &mut Servers, running: &[&str], named: &[&str], without: &[&str]) {
+    running.iter().for_each(|name| s.kill(name));
+    let own = file_of(s, named[0]);
+    let node = |name: &&str| {
+        let mut node = file_of(s, name)["nodes"][0].clone();
+        node["data"] = s.data(name).to_str().expect("a text").into();
+        node
+    };
+    let nodes: Vec<_> = named.iter().map(node).collect();
+    let all = json!({ "version": 1, "cluster": own["cluster"], "authority": own["authority"], "nodes": nodes });
+    let path = s.dir().join("all.json");
+    std::fs::write(&path, all.to_string()).expect("written");
+    let mut cmd = s.freebs();
+    cmd.args(["control", "rebuild", "--write", "--put-aside", "--cluster-file"]).arg(&path);
+    cmd.args(without.iter().flat_map(|name| ["--without", name]));
+    done(&tools::output(&mut cmd, PATIENCE));
+    start_refused(
+        s,
+        named[0],
+        &["--cluster-file", path.to_str().expect("a text"), "--name", named[0]],
+        &["node --data"],
+    );
+}
+
+/// The one that had the only vote went by what its own file said of the time before, and could never start again.
+#[test]
+fn the_other_one_of_two_founds_the_cluster_again() {
+    let _turn = turn(Weight::Loaded);
+    let mut s = Servers::begin(2);
+    done(&s.join("a", &s.token("10min"), "b", &[]));
+    s.start("b");
+    s.wait_up(2);
+    s.json(&["volume", "create", "data", "--size", "16M"]);
+    wait_for("that b has run", || (file_of(&s, "a")["peers"][0]["has_run"] == true).then_some(()));
+    make_again(&mut s, &["a", "b"], &["b", "a"], &[]);
+    s.start("b");
+    s.start("a");
+    s.wait_up(2);
+    s.wait_healthy("data");
+    wait_for("the only vote of b", || (file_of(&s, "b")["only_vote"] == true).then_some(()));
+    assert_eq!(file_of(&s, "a").get("only_vote"), None);
+}
+
+/// A node that was left out of the new state came back with its store of before: the founder of the new one ended at each start,
+/// and was said to be the old one.
+#[test]
+fn a_store_of_before_the_state_was_made_again_ends_nobody_else() {
+    let _turn = turn(Weight::Loaded);
+    let mut s = three();
+    wait_for("three votes", || file_of(&s, "a").get("only_vote").is_none().then_some(()));
+    s.wait_healthy("data");
+    let kept = ["control.store", "control.note"].map(|name| (s.data("c").join(name), s.dir().join(name)));
+    s.kill("c");
+    let copy = |from: &PathBuf, to: &PathBuf| assert!(std::fs::copy(from, to).expect("copied") > 0);
+    kept.iter().for_each(|(from, to)| copy(from, to));
+    make_again(&mut s, &["a", "b"], &["a", "b", "c"], &["c"]);
+    s.start("a");
+    s.start("b");
+    wait_for("the founder", || {
+        let status: Value = serde_json::from_slice(&s.cli(&["status", "--json"]).stdout).ok()?;
+        (status["nodes"].as_array()?.iter().filter(|n| n["state"] == "up").count() == 2).then_some(())
+    });
+    lose(&s.data("c"), &["control."]);
+    kept.iter().for_each(|(to, from)| copy(from, to));
+    s.start("c");
+    assert_eq!(s.wait_ended("c"), Some(1));
+    let log = std::fs::read_to_string(s.dir().join("c.log")).expect("a log");
+    assert!(log.contains("made again"), "{log}");
+    s.json(&["volume", "create", "more", "--size", "16M", "--copies", "1"]);
+    // It does what it was told, and is a member as before.
+    lose(&s.data("c"), &["control."]);
+    s.start("c");
+    s.wait_up(3);
 }
