@@ -6,8 +6,11 @@
 //! - One that led, and was given up by most voters for that (`doubts`), has failed for the next leader from the beginning.
 //! - A shard whose head does not open a view, although it was named or started long ago, is given to the next member,
 //!   each time after a longer while: that head may lack more than it can fetch soon, or its device may have failed.
+//! - A node whose device does not answer has failed as soon as it says so itself; one that was started again, as long as its
+//!   devices are not in use (`Devices`).
 //! - A node that was silent for much longer is gone (`gone_ms`): other nodes take its places in the chains. That is
-//!   late, because a new member learns all that the others have, and a node that comes back lacks little.
+//!   late, because a new member learns all that the others have, and a node that comes back lacks little. So is one whose
+//!   devices were of no use for that long, however often it was started and heard.
 //! - A snapshot that does not come to an end within `SNAPSHOT_MS` fails, or it would keep others out, and be made when its
 //!   volume is back, long after whoever asked for it was told that there is none.
 //! - A chain that can answer nothing without members that have failed becomes shorter (V11); and one to which a failed node
@@ -22,6 +25,7 @@
 use crate::mutant::Mutant;
 use crate::returns::Returns;
 use crate::timing;
+use crate::wire::Devices;
 use freebs_control::{Command, Shard, State, limits};
 use freebs_types::{NodeId, ShardId, SnapshotId, StartNumber, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,6 +44,24 @@ pub struct Look {
     pub silent_ms: u64,
     /// Its end has closed the link, and no new one could be opened.
     pub lost: bool,
+    /// The state of its devices, as it said last.
+    pub devices: Devices,
+    /// Milliseconds since it was heard while they worked; as `silent_ms` if they do.
+    pub idle_ms: u64,
+    /// They have worked in this lead.
+    pub has_worked: bool,
+}
+
+impl Look {
+    /// True if its devices are of no use to others, by its own word. One that begins is given the time that a head is given,
+    /// unless it worked before: then it has been away, or was never told of as away (`down`).
+    fn is_idle(&self, down: bool, fail_ms: u64) -> bool {
+        match self.devices {
+            Devices::Work => false,
+            Devices::Begin => down || self.idle_ms >= if self.has_worked { fail_ms } else { timing::OPEN_MS },
+            Devices::Silent => true,
+        }
+    }
 }
 
 /// A shard whose head has not opened its view yet.
@@ -73,6 +95,8 @@ pub struct Failures {
     /// The same of chains that are too short, and all nodes that are away.
     extended: Option<(u64, BTreeSet<NodeId>, BTreeSet<NodeId>)>,
     returns: Returns,
+    /// Nodes that had failed at the last look.
+    down: BTreeSet<NodeId>,
     /// Milliseconds for which the place of a node that left a chain is kept; as long as it is not gone, if that is not known.
     kept_ms: Option<u64>,
     mutant: Option<Mutant>,
@@ -111,7 +135,8 @@ impl Failures {
                 self.agreed.remove(&n.node);
             }
             let is_agreed = self.agreed.get(&n.node).is_some_and(|at| now_ms - at <= timing::AGREED_MS);
-            if n.silent_ms >= fail_ms || is_agreed {
+            let is_idle = n.is_idle(self.down.contains(&n.node), fail_ms);
+            if n.silent_ms >= fail_ms || is_agreed || is_idle {
                 failed.insert(n.node);
             } else if n.lost && self.asked.get(&n.node).is_none_or(|(at, _)| now_ms - at >= timing::DOUBT_AGAIN_MS) {
                 self.asked.insert(n.node, (now_ms, n.start));
@@ -119,13 +144,14 @@ impl Failures {
             }
         }
         self.returns.look(now_ms, nodes, &failed, fail_ms);
+        self.down.clone_from(&failed);
         (failed, ask)
     }
 
     /// Those of the nodes that have failed that are gone.
     #[must_use]
     pub fn gone(nodes: &[Look], gone_ms: u64) -> BTreeSet<NodeId> {
-        nodes.iter().filter(|n| n.silent_ms >= gone_ms).map(|n| n.node).collect()
+        nodes.iter().filter(|n| n.idle_ms >= gone_ms).map(|n| n.node).collect()
     }
 
     /// The commands that are due, if any: shorter chains where those that have failed are needed, other heads for them, or for

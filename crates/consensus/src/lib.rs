@@ -52,3 +52,4 @@ pub use peer::Peer;
 pub use store::{Options, Store};
 pub use timing::Timing;
 pub use types::Seat;
+pub use wire::Devices;

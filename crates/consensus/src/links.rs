@@ -8,7 +8,7 @@ use crate::limits;
 use crate::log::Applied;
 use crate::machine::Machine;
 use crate::types::{Seat, Snapshot, Types, Vote};
-use crate::wire::{Envelope, Message};
+use crate::wire::{Devices, Envelope, Message};
 use freebs_types::{ClusterId, Error, NodeId, Result, StartNumber};
 use futures_util::future::{Either, select};
 use openraft::error::{NetworkError, RPCError, ReplicationClosed, StreamingError, Unreachable};
@@ -43,6 +43,11 @@ pub trait Network: 'static {
     /// durable on the node's devices at this moment.
     fn start_number(&self) -> Option<StartNumber> {
         None
+    }
+
+    /// The state of the node's devices at this moment, which messages carry.
+    fn devices(&self) -> Devices {
+        Devices::Work
     }
 }
 
@@ -79,6 +84,10 @@ impl Links {
         Self { network, me, cluster, start, machine, next: Cell::new(first), waiting: RefCell::default() }
     }
 
+    pub fn devices(&self) -> Devices {
+        self.network.devices()
+    }
+
     /// Number of the founding that the state here comes from; 0 if nothing is known of any.
     pub fn founding(&self) -> u64 {
         self.machine.borrow().founding()
@@ -98,8 +107,8 @@ impl Links {
     }
 
     pub fn send(&self, to: Seat, id: u64, message: &Message) -> Result<()> {
-        let (start, founding) = (self.start(), self.founding());
-        let envelope = Envelope { cluster: self.cluster, from: self.me, to, start, founding, id };
+        let (start, founding, devices) = (self.start(), self.founding(), self.devices());
+        let envelope = Envelope { cluster: self.cluster, from: self.me, to, start, founding, devices, id };
         self.network.send(to, message.encode(envelope)?);
         Ok(())
     }

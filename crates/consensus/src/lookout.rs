@@ -12,6 +12,7 @@ use crate::failures::{Failures, Look};
 use crate::mutant::Mutant;
 use crate::orders::Orders;
 use crate::timing::Timing;
+use crate::wire::Devices;
 use freebs_control::{Command, State};
 use freebs_types::{NodeId, StartNumber};
 use std::collections::BTreeSet;
@@ -26,6 +27,10 @@ const FIRST_ANSWER: u64 = 2;
 pub struct Sight {
     /// When something was last heard of it; 0 if nothing was.
     pub heard_ms: u64,
+    /// When it was last heard while its devices worked; 0 if it never was.
+    pub worked_ms: u64,
+    /// The state of its devices, as it said last.
+    pub devices: Devices,
     /// Its end has closed the link, and no new one could be opened.
     pub lost: bool,
 }
@@ -133,11 +138,17 @@ impl Lookout {
         (since, now): (u64, u64),
         heartbeat_ms: u64,
     ) -> Look {
+        let ignores = self.mutant == Some(Mutant::HeardIsEnough);
+        let devices = if ignores { Devices::Work } else { sight.devices };
         let floor = if self.led_before == Some(node) { 0 } else { since };
         let heard = sight.heard_ms.max(floor);
         let is_new = now < since + FIRST_ANSWER * heartbeat_ms;
         let silent_ms = if is_new { 0 } else { now.saturating_sub(heard) };
-        Look { node, start, silent_ms, lost: sight.lost }
+        // What is not known to have worked in this lead may have begun with it.
+        let idle_ms = now.saturating_sub(sight.worked_ms.max(floor)).max(silent_ms);
+        let has_worked = sight.worked_ms > since;
+        let idle_ms = if devices == Devices::Work || is_new { silent_ms } else { idle_ms };
+        Look { node, start, silent_ms, lost: sight.lost, devices, idle_ms, has_worked }
     }
 
     /// `from` can't reach this node either, by its own word.
@@ -160,9 +171,11 @@ fn reasons(orders: &[Command], looks: &[Look], fail_ms: u64) -> Vec<(NodeId, Str
         _ => None,
     });
     let failed: BTreeSet<NodeId> = failed.flatten().map(|(n, _)| *n).collect();
-    let reason = |look: &Look| match look.silent_ms >= fail_ms {
-        true => format!("has failed: nothing was heard of it for {} ms", look.silent_ms),
-        false => "has failed: its connections are closed, and another node can't reach it either".into(),
+    let reason = |look: &Look| match look.devices {
+        _ if look.silent_ms >= fail_ms => format!("has failed: nothing was heard of it for {} ms", look.silent_ms),
+        Devices::Silent => "has failed: it says that its device does not answer".into(),
+        Devices::Begin => "has failed: it has been started again, and its devices are not in use yet".into(),
+        Devices::Work => "has failed: its connections are closed, and another node can't reach it either".into(),
     };
     failed.iter().filter_map(|n| Some((*n, reason(looks.iter().find(|l| l.node == *n)?)))).collect()
 }

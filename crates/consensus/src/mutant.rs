@@ -17,6 +17,8 @@ pub enum Mutant {
     LeaderUnconfirmed,
     /// Messages of seats whose state comes from another founding are heard.
     EveryFoundingIsHeard,
+    /// A node that is heard is there, however its devices are.
+    HeardIsEnough,
     /// V11: no chain becomes shorter.
     ChainsStay,
     /// V13: nobody comes back to a chain that became shorter, nor does another node.

@@ -23,7 +23,7 @@ use crate::store::Store;
 use crate::timing::{self, Timing};
 use crate::types::{LogId, Randomness, Seat, Snapshot, SnapshotMeta, Types, Vote};
 use crate::voters::{Change, Seen, next_change};
-use crate::wire::{Envelope, Message};
+use crate::wire::{Devices, Envelope, Message};
 use freebs_control::{Command, Done, State};
 use freebs_types::{Error, NodeId, Result, StartNumber};
 use futures_util::future::{Either, select};
@@ -106,6 +106,8 @@ struct Inner {
     /// Heartbeat intervals since the start.
     tick: Cell<u64>,
     heard: RefCell<BTreeMap<Seat, u64>>,
+    /// The state of each node's devices, as it said last, and the interval in which they were last said to work; 0 if never.
+    works: RefCell<BTreeMap<NodeId, (Devices, u64)>>,
     starts: RefCell<BTreeMap<Seat, StartNumber>>,
     contacts: RefCell<BTreeSet<NodeId>>,
     joining: RefCell<BTreeSet<Seat>>,
@@ -137,6 +139,10 @@ struct Inner {
     lost: Notify,
     /// Who is told which node failed, and why.
     teller: RefCell<Option<Teller>>,
+    /// This node's devices did not answer when that was looked at last.
+    was_silent: Cell<bool>,
+    /// The heartbeat interval from which on it judges others by their devices.
+    judges_from: Cell<u64>,
     seeds: Cell<u64>,
 }
 
@@ -214,6 +220,7 @@ impl Peer {
             proposing: RefCell::default(),
             tick: Cell::new(0),
             heard: RefCell::default(),
+            works: RefCell::default(),
             starts: RefCell::default(),
             contacts: RefCell::new(contacts),
             joining: RefCell::default(),
@@ -235,6 +242,8 @@ impl Peer {
             doubts: RefCell::default(),
             lost: Notify::new(),
             teller: RefCell::default(),
+            was_silent: Cell::default(),
+            judges_from: Cell::default(),
             seeds: Cell::new(seed),
         }));
         peer.begin(messages);
@@ -418,6 +427,7 @@ impl Peer {
                 continue;
             }
             self.0.heard.borrow_mut().insert(envelope.from, self.0.tick.get());
+            self.hear_devices(&envelope);
             if message.is_reply() {
                 self.0.links.answer(envelope.from, envelope.id, message);
             } else if self.0.served.borrow().has_room(envelope.from.node) && self.is_new(&envelope, &message) {
@@ -806,6 +816,7 @@ impl Peer {
             self.ask_to_join();
         }
         loop {
+            self.say_silence();
             let woken = std::pin::pin!(self.0.woken.notified());
             if let Either::Left(_) = select(tick.as_mut(), woken).await {
                 self.0.tick.set(self.0.tick.get() + 1);

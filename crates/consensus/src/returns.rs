@@ -56,7 +56,7 @@ impl Returns {
             if failed.contains(&n.node) {
                 self.has_failed(now_ms, n.node);
             } else if let Some(h) = self.nodes.get_mut(&n.node) {
-                let is_pause = n.lost || n.silent_ms >= fail_ms / 2;
+                let is_pause = n.lost || n.idle_ms >= fail_ms / 2;
                 if h.is_failed || is_pause {
                     (h.is_failed, h.since_ms) = (false, now_ms);
                 }

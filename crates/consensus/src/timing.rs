@@ -96,6 +96,9 @@ pub(crate) const ALONE_ASKS: Duration = Duration::from_millis(2 * STAND_AFTER_MS
 pub(crate) const ALONE_AGAIN: Duration = Duration::from_millis(50);
 /// Heartbeats after which who leads alone asks again: those that it did not reach may be there by now.
 pub(crate) const ALONE_LOOK_TICKS: u64 = 5;
+/// Heartbeats after which a node whose device did not answer judges others by theirs: one on the same disk says in the next one or
+/// two that its device answers, too.
+pub(crate) const JUDGES_AFTER: u64 = 5;
 /// A node that is asked about another one tries this often whether it reaches it. A refused connection is known after
 /// a millisecond, and heard of at once; a link that rests after a failure is opened again within a few of these.
 pub(crate) const REACH_EVERY: Duration = Duration::from_millis(20);

@@ -68,8 +68,8 @@ pub struct SeatHeader {
     pub start: U64,
     /// Number of the founding that the sender's state comes from; 0 if it has none yet.
     pub founding: U64,
-    /// Zero.
-    pub reserved: U32,
+    /// One of `Devices`.
+    pub devices: U32,
     /// CRC-32C of the bytes before this field.
     pub crc: U32,
 }
@@ -166,6 +166,30 @@ pub enum Message {
     Here,
 }
 
+/// The state of a node's devices, as its seat says it with each message. A seat may be heard while they do nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Devices {
+    /// The cluster has taken the node in, and they answer.
+    #[default]
+    Work = 0,
+    /// They are not in use yet: the node is recovering what they have, or has not been taken in.
+    Begin = 1,
+    /// A write, a sync or a read has waited for too long.
+    Silent = 2,
+}
+
+impl Devices {
+    fn of(field: u32) -> Result<Self> {
+        match field {
+            0 => Ok(Self::Work),
+            1 => Ok(Self::Begin),
+            2 => Ok(Self::Silent),
+            _ => Err(refused("a message of devices in a state that there is not")),
+        }
+    }
+}
+
 /// Where a message comes from and goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Envelope {
@@ -179,6 +203,8 @@ pub struct Envelope {
     pub start: StartNumber,
     /// Number of the founding that the sender's state comes from; 0 if it has none yet. Seats hear only those of the same.
     pub founding: u64,
+    /// The state of the sender's devices.
+    pub devices: Devices,
     /// Number of the request, the same in its answer; 0 if no answer is wanted.
     pub id: u64,
 }
@@ -442,7 +468,7 @@ impl Message {
             id: e.id.into(),
             start: e.start.0.into(),
             founding: e.founding.into(),
-            reserved: 0.into(),
+            devices: (e.devices as u32).into(),
             crc: 0.into(),
         };
         head.crc = crc32c(&head.as_bytes()[..HEADER_BYTES - 4]).into();
@@ -465,9 +491,6 @@ impl Message {
         if head.magic != MESSAGE_MAGIC || head.crc.get() != crc32c(&head.as_bytes()[..HEADER_BYTES - 4]) {
             return Err(refused("this is no message of a control plane"));
         }
-        if head.reserved.get() != 0 {
-            return Err(refused("a message with something where nothing is"));
-        }
         if head.total_len.get() as usize != bytes.len() || head.body_crc.get() != crc32c(body) {
             return Err(refused("a message that does not match its length or checksum"));
         }
@@ -477,6 +500,7 @@ impl Message {
             to: Seat { node: NodeId(head.to_node.get()), store: head.to_store.get() },
             start: StartNumber(head.start.get()),
             founding: head.founding.get(),
+            devices: Devices::of(head.devices.get())?,
             id: head.id.get(),
         };
         Ok((envelope, Self::body(head.kind.get(), &mut Fields(body))?))

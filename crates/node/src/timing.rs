@@ -23,6 +23,10 @@ pub const HOST_LINE_MAX: Duration = Duration::from_secs(5);
 
 // `admin`: the control plane's edge.
 
+/// A device that has answered nothing for this long, with something in flight, is its node's failure: the seat says so, and others
+/// become heads. Longer than disks stall in good order now and then; with a heartbeat and a view change behind it, less than
+/// the two seconds after which clients may notice a frozen disk.
+pub const DEVICE_SILENT: Duration = Duration::from_millis(1200);
 /// The connection from seat to seat: a node that does not take it within this time counts as not there. Below
 /// `fail_ms` of consensus, so that a seat that is gone does not hold up what is for another one.
 pub const SEAT_CONNECT_MAX: Duration = Duration::from_millis(500);

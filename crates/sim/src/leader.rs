@@ -15,7 +15,7 @@ use freebs_consensus::doubts::{Doubts, Led};
 use freebs_consensus::lookout::{Lookout, Sight};
 use freebs_consensus::orders::{Orders, Step};
 use freebs_consensus::reach::Attempt;
-use freebs_consensus::{Mutant, Seat, Timing, voters};
+use freebs_consensus::{Devices, Mutant, Seat, Timing, voters};
 use freebs_control::Command;
 use freebs_types::{Nanos, NodeId};
 use std::cell::{Cell, RefCell};
@@ -30,6 +30,8 @@ pub struct Leader {
     lead: Cell<Option<Led>>,
     /// When each node was last heard, by all that may lead.
     heard: RefCell<BTreeMap<NodeId, u64>>,
+    /// When its log was last said to be in use.
+    worked: RefCell<BTreeMap<NodeId, u64>>,
     luck: RefCell<Rng>,
     mutant: Option<Mutant>,
 }
@@ -37,8 +39,8 @@ pub struct Leader {
 impl Leader {
     #[must_use]
     pub fn new(luck: Rng, mutant: Option<Mutant>) -> Rc<Self> {
-        let (lookout, lead, heard) = Default::default();
-        Rc::new(Self { lookout, lead, heard, luck: RefCell::new(luck), mutant })
+        let (lookout, lead, heard, worked) = Default::default();
+        Rc::new(Self { lookout, lead, heard, worked, luck: RefCell::new(luck), mutant })
     }
 
     /// Leads for as long as the run goes on.
@@ -60,8 +62,14 @@ impl Leader {
         for node in c.nodes.iter().filter(|n| n.runs() && hears(c, Place::Control, n)) {
             self.heard.borrow_mut().insert(node.id, now);
         }
+        for node in c.nodes.iter().filter(|n| n.runs() && n.works() && hears(c, Place::Control, n)) {
+            self.worked.borrow_mut().insert(node.id, now);
+        }
+        let ms = |of: &RefCell<BTreeMap<NodeId, u64>>, node| of.borrow().get(&node).copied().unwrap_or(0);
         let see = |node: NodeId| Sight {
-            heard_ms: self.heard.borrow().get(&node).copied().unwrap_or(0),
+            heard_ms: ms(&self.heard, node),
+            worked_ms: ms(&self.worked, node),
+            devices: if c.node(node.0).is_some_and(|n| n.works()) { Devices::Work } else { Devices::Begin },
             lost: c.node(node.0).is_some_and(|n| refuses(c, Place::Control, n)),
         };
         let findings = self.lookout.borrow_mut().look(now, timing, &c.control.snapshot(), lead, see);

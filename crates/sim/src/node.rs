@@ -225,6 +225,12 @@ impl Node {
         self.process.borrow().as_ref().is_some_and(|p| !p.paused.get())
     }
 
+    /// Whether its log is in use.
+    #[must_use]
+    pub fn works(&self) -> bool {
+        self.process.borrow().as_ref().is_some_and(|p| p.worker.borrow().is_some())
+    }
+
     /// Whether its machine is there and says that no process is.
     #[must_use]
     pub fn is_refusing(&self) -> bool {
@@ -443,6 +449,9 @@ impl Life {
             }
         };
         *self.slot.borrow_mut() = Some(worker.clone());
+        if let Some(seats) = self.node.shared.control.seats() {
+            seats.works(self.node.id);
+        }
         self.work(worker, taken_in).await;
     }
 

@@ -41,7 +41,7 @@ impl Peer {
     /// As a seat that does not lead: doubts the leader if the link there is lost.
     pub(super) fn look_after_leader(&self) {
         let Some((led, voters)) = self.followed() else { return };
-        let lost = self.0.links.refusals(led.by.node) > 0;
+        let lost = self.0.links.refusals(led.by.node) > 0 || self.is_silent(led.by.node);
         let is_due = self.0.doubts.borrow_mut().look(self.now_ms(), led, self.seat(), lost);
         if is_due {
             self.tell_voters(led, &voters, &Message::Doubt(led.by.node));

@@ -4,8 +4,9 @@ use super::Peer;
 use crate::doubts::Led;
 use crate::lookout::Sight;
 use crate::orders::{Orders, Step};
+use crate::timing;
 use crate::types::Seat;
-use crate::wire::Message;
+use crate::wire::{Devices, Envelope, Message};
 use freebs_types::NodeId;
 use futures_util::future::select;
 use std::collections::BTreeMap;
@@ -27,6 +28,50 @@ impl Peer {
         last
     }
 
+    /// Takes in the state of a node's devices. If they are the leader's and do not answer, this seat says so to all voters, as if
+    /// it had been refused there: who can't write decides nothing.
+    pub(super) fn hear_devices(&self, e: &Envelope) {
+        let node = e.from.node;
+        {
+            let mut works = self.0.works.borrow_mut();
+            let last = works.get(&node).map_or(0, |known| known.1);
+            let worked = if e.devices == Devices::Work { self.0.tick.get() } else { last };
+            works.insert(node, (e.devices, worked));
+        }
+        if e.devices == Devices::Silent {
+            self.0.woken.notify_one();
+            if self.judges() {
+                self.say_refused(node);
+            }
+        }
+    }
+
+    /// False while this node's own devices do not answer, and for some heartbeats behind that, until the others have had the time
+    /// to say how theirs are: several nodes may be on one disk, and what is slow for all of them is nobody's failure.
+    fn judges(&self) -> bool {
+        self.0.links.devices() != Devices::Silent && self.0.tick.get() >= self.0.judges_from.get()
+    }
+
+    /// True if that node's devices do not answer, as it said last.
+    pub(super) fn is_silent(&self, node: NodeId) -> bool {
+        self.judges() && self.0.works.borrow().get(&node).is_some_and(|known| known.0 == Devices::Silent)
+    }
+
+    /// While this node's devices do not answer: the others are told so, for an answer to anything may wait for the disk; and no
+    /// votes are asked for.
+    pub(super) fn say_silence(&self) {
+        let is_silent = self.0.links.devices() == Devices::Silent;
+        if self.0.was_silent.replace(is_silent) != is_silent {
+            self.0.raft.runtime_config().elect(!is_silent && !self.0.asks.get());
+        }
+        if is_silent {
+            self.0.judges_from.set(self.0.tick.get() + timing::JUDGES_AFTER);
+            for node in self.others() {
+                let _ = self.0.links.send(Seat { node, store: 0 }, 0, &Message::Here);
+            }
+        }
+    }
+
     /// The lead of this moment, as far as is known here.
     fn lead(&self) -> Option<Led> {
         let (by, term) = self.leader();
@@ -36,10 +81,19 @@ impl Peer {
     /// As leader: gives the shards of nodes that have failed to other heads.
     pub(super) fn look_after_nodes(&self) {
         let Some(lead) = self.lead().filter(|lead| lead.by == self.seat()) else { return };
+        if !self.judges() {
+            return;
+        }
         let (heard, state) = (self.heard_ms(), self.state());
-        let see = |node: NodeId| Sight {
-            heard_ms: heard.get(&node).copied().unwrap_or(0),
-            lost: self.0.links.refusals(node) > 0,
+        let works = self.0.works.borrow();
+        let see = |node: NodeId| {
+            let (devices, worked) = works.get(&node).copied().unwrap_or_default();
+            Sight {
+                heard_ms: heard.get(&node).copied().unwrap_or(0),
+                worked_ms: worked * self.0.timing.heartbeat_ms,
+                devices,
+                lost: self.0.links.refusals(node) > 0,
+            }
         };
         let findings = self.0.lookout.borrow_mut().look(self.now_ms(), &self.0.timing, &state, lead, see);
         for (other, node) in findings.ask {

@@ -53,8 +53,15 @@ impl Network for Wire {
 /// What node 1 says when the leader asks it about node 3.
 async fn asked(peer: &Peer, said: &RefCell<Vec<Message>>) -> Vec<Message> {
     said.borrow_mut().clear();
-    let envelope =
-        Envelope { cluster: CLUSTER, from: LEADER, to: peer.seat(), start: StartNumber(1), founding: 0, id: 0 };
+    let envelope = Envelope {
+        cluster: CLUSTER,
+        from: LEADER,
+        to: peer.seat(),
+        start: StartNumber(1),
+        founding: 0,
+        devices: freebs_consensus::Devices::Work,
+        id: 0,
+    };
     peer.receive(Message::Doubt(DOUBTED).encode(envelope).unwrap());
     tokio::time::sleep(Duration::from_millis(1000)).await;
     said.take()

@@ -1,5 +1,6 @@
 //! When a node counts as failed, and what the leader decides then.
 
+use freebs_consensus::Devices;
 use freebs_consensus::failures::{Failures, Look};
 use freebs_control::{Command, CreateVolume, RecoverShard, State};
 use freebs_types::*;
@@ -25,7 +26,8 @@ pub fn volume(s: &mut State, name: &str) -> (ShardId, Vec<NodeId>) {
 }
 
 fn look(node: u64, silent_ms: u64, lost: bool) -> Look {
-    Look { node: NodeId(node), start: StartNumber(3), silent_ms, lost }
+    let (start, devices) = (StartNumber(3), Devices::Work);
+    Look { node: NodeId(node), start, silent_ms, lost, devices, idle_ms: silent_ms, has_worked: true }
 }
 
 fn set<const N: usize>(nodes: [u64; N]) -> BTreeSet<NodeId> {
@@ -37,6 +39,22 @@ fn silence_is_failure_after_the_time_for_it() {
     let mut f = Failures::default();
     let nodes = [look(2, 999, false), look(3, 1000, false), look(4, 5000, true)];
     assert_eq!(f.look(100, &nodes, FAIL_MS), (set([3, 4]), vec![]));
+}
+
+/// By its own word a device counts as it is, also of a node that is heard at this moment.
+#[test]
+fn a_node_whose_devices_are_of_no_use_has_failed() {
+    let with = |devices, idle_ms, has_worked| Look { devices, idle_ms, has_worked, ..look(2, 0, false) };
+    let fails = |f: &mut Failures, n: Look| !f.look(100, &[n], FAIL_MS).0.is_empty();
+    let mut f = Failures::default();
+    assert!(fails(&mut f, with(Devices::Silent, 0, true)) && !fails(&mut f, with(Devices::Work, 0, true)));
+    // One that began with its leader has as long as a head has to open a view; one that was away, none.
+    assert!(!fails(&mut f, with(Devices::Begin, 9_999, false)) && fails(&mut f, with(Devices::Begin, 10_000, false)));
+    assert!(fails(&mut f, with(Devices::Begin, 0, false)), "it failed before, and does not work yet");
+    assert!(!fails(&mut f, with(Devices::Work, 0, true)));
+    assert!(!fails(&mut f, with(Devices::Begin, 999, true)) && fails(&mut f, with(Devices::Begin, 1000, true)));
+    let gone = |idle_ms| !Failures::gone(&[with(Devices::Begin, idle_ms, true)], 5000).is_empty();
+    assert!(gone(5000) && !gone(4999), "heard or not");
 }
 
 #[test]

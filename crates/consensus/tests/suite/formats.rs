@@ -8,7 +8,7 @@ use freebs_consensus::pages::{self, PAGE_BYTES, Page, PageStamp, Place};
 use freebs_consensus::superblock::StoreSuperblock;
 use freebs_consensus::types::{Entry, Membership, SnapshotMeta, StoredMembership, Vote, log_id};
 use freebs_consensus::wire::{self, Envelope, Message, SeatHeader};
-use freebs_consensus::{Seat, limits, store};
+use freebs_consensus::{Devices, Seat, limits, store};
 use freebs_control::{Command, Done, Outcome};
 use freebs_types::*;
 use openraft::EntryPayload;
@@ -71,7 +71,7 @@ fn tables_and_structs_agree() {
             id,
             start,
             founding,
-            reserved,
+            devices,
             crc,
         }
     );
@@ -174,7 +174,15 @@ fn messages() -> Vec<(&'static str, Message)> {
 
 fn envelope() -> Envelope {
     let [from, to] = [0, 1].map(|n| seats()[n]);
-    Envelope { cluster: ClusterId([0xc1; 16]), from, to, start: StartNumber(5), founding: 9, id: 77 }
+    Envelope {
+        cluster: ClusterId([0xc1; 16]),
+        from,
+        to,
+        start: StartNumber(5),
+        founding: 9,
+        devices: Devices::Begin,
+        id: 77,
+    }
 }
 
 fn page() -> Vec<u8> {

@@ -168,7 +168,15 @@ fn a_store_keeps_nothing_that_can_not_be_read() {
 
 fn refused(m: &Message) -> Option<String> {
     let to = Seat { node: ME, store: 1 };
-    let envelope = Envelope { cluster: CLUSTER, from: OTHER, to, start: StartNumber(1), founding: 0, id: 1 };
+    let envelope = Envelope {
+        cluster: CLUSTER,
+        from: OTHER,
+        to,
+        start: StartNumber(1),
+        founding: 0,
+        devices: freebs_consensus::Devices::Work,
+        id: 1,
+    };
     Message::decode(&m.encode(envelope).unwrap()).err().map(|e| e.to_string())
 }
 
@@ -277,8 +285,15 @@ impl Scene {
     }
 
     fn receives(&self, from: Seat, m: &Message) {
-        let envelope =
-            Envelope { cluster: CLUSTER, from, to: self.peer.seat(), start: StartNumber(1), founding: 0, id: 1 };
+        let envelope = Envelope {
+            cluster: CLUSTER,
+            from,
+            to: self.peer.seat(),
+            start: StartNumber(1),
+            founding: 0,
+            devices: freebs_consensus::Devices::Work,
+            id: 1,
+        };
         self.peer.receive(m.encode(envelope).unwrap());
     }
 

@@ -22,11 +22,11 @@ fn look_in(lead: Led, l: &mut Lookout, now_ms: u64, state: &State, seen: &[Sight
 }
 
 fn heard(heard_ms: u64) -> Sight {
-    Sight { heard_ms, lost: false }
+    Sight { heard_ms, worked_ms: heard_ms, ..Sight::default() }
 }
 
 fn lost(heard_ms: u64) -> Sight {
-    Sight { heard_ms, lost: true }
+    Sight { lost: true, ..heard(heard_ms) }
 }
 
 /// Nodes that are taken for failed, with the reasons.

@@ -1,8 +1,8 @@
 //! Chains that become shorter when members fail, and when these come back (V11, V13, V14).
 
 use crate::failures::{cluster, open};
-use freebs_consensus::Mutant;
 use freebs_consensus::failures::{Failures, Look};
+use freebs_consensus::{Devices, Mutant};
 use freebs_control::{Ack, Command, CreateVolume, State, limits};
 use freebs_types::*;
 use std::collections::BTreeSet;
@@ -82,6 +82,11 @@ fn a_head_that_does_not_make_its_chain_shorter_is_replaced() {
     );
 }
 
+fn look(node: NodeId, silent_ms: u64) -> Look {
+    let devices = Devices::Work;
+    Look { node, start: START, silent_ms, lost: false, devices, idle_ms: silent_ms, has_worked: true }
+}
+
 /// A chain of two that one member leaves, and comes back to.
 struct Flapping {
     s: State,
@@ -101,7 +106,7 @@ impl Flapping {
     /// The next heartbeat, at which the node has been silent for so long.
     fn step(&mut self, silent_ms: u64) -> Vec<Command> {
         self.now += 100;
-        let look = Look { node: self.node, start: START, silent_ms, lost: false };
+        let look = look(self.node, silent_ms);
         let (failed, _) = self.f.look(self.now, &[look], FAIL_MS);
         let commands = self.f.decide(self.now, &self.s, &failed, &BTreeSet::new());
         apply(&mut self.s, &commands);
@@ -226,7 +231,7 @@ fn who_is_there_and_waits_for_others_keeps_its_place() {
     let none = BTreeSet::new();
     let step = |scene: &mut Flapping, silent_ms: u64, head_failed: bool| {
         scene.now += 100;
-        let look = Look { node, start: START, silent_ms, lost: false };
+        let look = look(node, silent_ms);
         let (mut failed, _) = scene.f.look(scene.now, &[look], FAIL_MS);
         failed.extend(Some(head).filter(|_| head_failed));
         let commands = scene.f.decide(scene.now, &scene.s, &failed, &none);

@@ -88,7 +88,15 @@ fn seat(n: u64) -> Seat {
 
 /// An envelope for what is encoded.
 fn envelope() -> Envelope {
-    Envelope { cluster: CLUSTER, from: seat(1), to: seat(2), start: freebs_types::StartNumber(5), founding: 9, id: 77 }
+    Envelope {
+        cluster: CLUSTER,
+        from: seat(1),
+        to: seat(2),
+        start: freebs_types::StartNumber(5),
+        founding: 9,
+        devices: freebs_consensus::Devices::Silent,
+        id: 77,
+    }
 }
 
 pub fn entry(data: &[u8]) {

@@ -18,6 +18,6 @@ pub mod net;
 pub mod ring;
 mod turn;
 
-pub use device::{DeviceOptions, FileDevice, Poison};
+pub use device::{DeviceOptions, FileDevice, Poison, Pulse};
 pub use env::{OsRandom, SystemClock};
 pub use lent::{Done, LentDevice, Which, Work};

@@ -136,6 +136,13 @@ impl Plane {
         }
     }
 
+    /// The cluster has taken this node in, and its devices are in use: its seat says so to the others.
+    pub async fn taken_in(&self) {
+        if let Kind::Seat(_, port) = &self.kind {
+            let _ = port.orders.send(Order::TakenIn).await;
+        }
+    }
+
     /// The node's events, if there is a seat here.
     #[cfg(test)]
     pub(super) fn events(&self) -> Option<Arc<crate::events::EventLog>> {

@@ -15,7 +15,7 @@
 use super::client::Client;
 use super::earlier;
 use super::seat_files::{NOTE_FILE, STORE_FILE};
-use super::seat_links::{Book, SeatLinks};
+use super::seat_links::{Book, Health, SeatLinks};
 use crate::events::EventLog;
 use crate::timing;
 use crate::{files, headroom};
@@ -23,13 +23,13 @@ use freebs_consensus::handle::{Desk, Handle, handle};
 use freebs_consensus::machine::{Machine, what_is};
 use freebs_consensus::note::{Instead, NOTE_BYTES, SeatNote};
 use freebs_consensus::wire::MESSAGE_VERSION;
-use freebs_consensus::{Options, Peer, Store, Timing, Watcher, limits};
+use freebs_consensus::{Devices, Options, Peer, Store, Timing, Watcher, limits};
 use freebs_control::api::Request;
 use freebs_control::events::{EventKind, Told, told};
 use freebs_control::{Command, State};
 use freebs_io::Random;
 use freebs_io::linux::ring::Ring;
-use freebs_io::linux::{DeviceOptions, FileDevice, OsRandom};
+use freebs_io::linux::{DeviceOptions, FileDevice, OsRandom, Pulse};
 use freebs_types::{
     ClusterId, Error, ErrorKind, HostPublic, NodeId, Result, SnapshotId, StartNumber, limits as common,
 };
@@ -73,6 +73,8 @@ pub struct SeatOptions {
     pub events: Arc<EventLog>,
     /// A node that is away for so long is replaced, as a voter and in its chains.
     pub replace_after: Duration,
+    /// Of the node's devices, that of its store among them.
+    pub pulse: Pulse,
 }
 
 /// Of a cluster that nodes join.
@@ -94,6 +96,8 @@ pub(super) enum Order {
     CatchUp(oneshot::Sender<Result<()>>),
     /// This start number is durable on the devices.
     Started(StartNumber),
+    /// The cluster has taken the node in.
+    TakenIn,
 }
 
 /// What others see of the seat.
@@ -263,6 +267,7 @@ struct Seat {
     peer: SeatPeer,
     /// What is durable on the devices.
     start: Rc<Cell<StartNumber>>,
+    health: Health,
     book: Book,
 }
 
@@ -272,7 +277,8 @@ async fn open(options: &SeatOptions) -> Result<Seat> {
     let start = Rc::new(Cell::new(options.came_with));
     let addresses = options.addresses();
     let contacts = addresses.keys().copied().collect();
-    let links = SeatLinks::new(options.cluster, options.node, addresses, start.clone());
+    let health = Health { pulse: options.pulse.clone(), ..Health::default() };
+    let links = SeatLinks::new(options.cluster, options.node, addresses, start.clone(), health.clone());
     let book = links.book();
     let mut random = OsRandom;
     let watcher = tell_decisions(options.events.clone(), store.read(|c| c.last().map_or(0, |last| last.index())));
@@ -294,7 +300,7 @@ async fn open(options: &SeatOptions) -> Result<Seat> {
             }
         }
     });
-    Ok(Seat { peer, start, book })
+    Ok(Seat { peer, start, health, book })
 }
 
 /// Tells of each command that is applied. Entries up to `last` were in the store before this start.
@@ -333,12 +339,17 @@ async fn run(seat: Seat, desk: Desk, mut orders: mpsc::Receiver<Order>, seen: &S
                     });
                 }
                 Order::Started(number) => seat.start.set(number),
+                Order::TakenIn => seat.health.works.set(true),
             }
         }
     };
     let look = async {
-        let mut complained = false;
+        let (mut complained, mut silent) = (false, false);
         loop {
+            if (seat.health.devices() == Devices::Silent) != silent {
+                silent = !silent;
+                tell_silence(options.events.clone(), silent);
+            }
             let old = peer.check_outdated();
             if let Err(e) = &old {
                 let _ = seen.old.set(e.clone());
@@ -372,6 +383,20 @@ async fn run(seat: Seat, desk: Desk, mut orders: mpsc::Receiver<Order>, seen: &S
         () = desk.serve(peer.clone()) => {}
         () = told => {}
         () = look => {}
+    }
+}
+
+/// Says that the device does not answer, or does again. What is said goes to a file, which may lie on that very device, so a
+/// thread of its own waits for it.
+fn tell_silence(events: Arc<EventLog>, silent: bool) {
+    let (kind, text) = if silent {
+        (EventKind::Fault, "the device does not answer: the others go on without this node until it does")
+    } else {
+        (EventKind::Node, "the device answers again")
+    };
+    let tell = move || events.tell(Told::new(kind, text));
+    if let Err(e) = std::thread::Builder::new().name("events".into()).spawn(tell) {
+        tracing::warn!("{text} (no event of it: {e})");
     }
 }
 
@@ -490,7 +515,7 @@ async fn open_device(options: &SeatOptions) -> Result<FileDevice> {
     let ring = Ring::start()?;
     let begun = tokio::time::Instant::now();
     loop {
-        let device = DeviceOptions { create: true, ..DeviceOptions::default() };
+        let device = DeviceOptions { create: true, pulse: options.pulse.clone(), ..DeviceOptions::default() };
         match FileDevice::open(&ring, &path, device) {
             Err(e) if e.kind == ErrorKind::Busy && begun.elapsed() < timing::BUSY_MAX => {
                 tokio::time::sleep(timing::BUSY_LOOK).await;

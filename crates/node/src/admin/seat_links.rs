@@ -6,10 +6,11 @@
 use super::server::{read_message, write_message};
 use crate::timing;
 use bytes::{Bytes, BytesMut};
-use freebs_consensus::{Network, Seat};
+use freebs_consensus::{Devices, Network, Seat};
 use freebs_control::State;
 use freebs_control::api::Reply;
 use freebs_format::wire::{Hello, Message, Role};
+use freebs_io::linux::Pulse;
 use freebs_types::{ClusterId, Error, ErrorKind, NodeId, Result, StartNumber, limits};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
@@ -86,6 +87,24 @@ struct Queue {
     bytes: Rc<Cell<usize>>,
 }
 
+/// The state of this node's devices, as its messages say it.
+#[derive(Clone, Default)]
+pub(super) struct Health {
+    /// The cluster has taken the node in.
+    pub works: Rc<Cell<bool>>,
+    pub pulse: Pulse,
+}
+
+impl Health {
+    pub fn devices(&self) -> Devices {
+        match self.works.get() {
+            _ if self.pulse.silent_for() >= timing::DEVICE_SILENT => Devices::Silent,
+            true => Devices::Work,
+            false => Devices::Begin,
+        }
+    }
+}
+
 /// The network of one seat.
 pub(super) struct SeatLinks {
     cluster: ClusterId,
@@ -93,6 +112,7 @@ pub(super) struct SeatLinks {
     /// Where this node is.
     mine: String,
     start: Rc<Cell<StartNumber>>,
+    health: Health,
     book: Book,
     queues: RefCell<BTreeMap<NodeId, Queue>>,
     lost: Lost,
@@ -124,11 +144,12 @@ impl SeatLinks {
         node: NodeId,
         addresses: BTreeMap<NodeId, String>,
         start: Rc<Cell<StartNumber>>,
+        health: Health,
     ) -> Self {
         let mine = addresses.get(&node).cloned().unwrap_or_default();
         let places = addresses.into_iter().map(|(n, a)| (n, Places { told: Some(a), ..Places::default() })).collect();
         let book = Book { places: Rc::new(RefCell::new(places)), ..Book::default() };
-        Self { cluster, node, mine, start, book, queues: RefCell::default(), lost: Lost::default() }
+        Self { cluster, node, mine, start, health, book, queues: RefCell::default(), lost: Lost::default() }
     }
 
     pub fn book(&self) -> Book {
@@ -165,6 +186,10 @@ impl Network for SeatLinks {
 
     fn start_number(&self) -> Option<StartNumber> {
         Some(self.start.get())
+    }
+
+    fn devices(&self) -> Devices {
+        self.health.devices()
     }
 
     fn refusals(&self, node: NodeId) -> u64 {

@@ -169,6 +169,7 @@ fn seat_options(dir: &Path, id: u64, addresses: &[String]) -> SeatOptions {
         was_in_use: false,
         came_with: StartNumber(0),
         replace_after: Duration::from_secs(600),
+        pulse: freebs_io::linux::Pulse::default(),
     }
 }
 
@@ -187,6 +188,7 @@ pub(super) async fn cluster(dir: &Path, nodes: u64) -> Vec<Node> {
     }
     for node in &out {
         node.plane.newest().await.unwrap();
+        node.plane.taken_in().await;
     }
     out
 }
@@ -889,6 +891,7 @@ async fn who_does_not_know_the_cluster_is_not_listened_to() {
             to: Seat { node: NodeId(1), store: 0 },
             start: StartNumber(0),
             founding: 0,
+            devices: freebs_consensus::Devices::Work,
             id: 0,
         };
         let body = SeatMessage::Join.encode(envelope).unwrap().into();

@@ -20,8 +20,8 @@ use freebs_control::{ControlPlane, State};
 use freebs_format::disk::{HOST_KEY_BYTES, HostKeyFile, SUPERBLOCK_AT, SUPERBLOCK_BYTES};
 use freebs_format::wire::Role;
 use freebs_io::Random;
-use freebs_io::linux::OsRandom;
 use freebs_io::linux::net::Stream;
+use freebs_io::linux::{OsRandom, Poison, Pulse};
 use freebs_secrets::HostKey;
 use freebs_types::{
     ClusterId, Error, Hash32, HostPublic, NodeId, Peer, Result, ShardId, StartNumber, VolumeId, limits,
@@ -61,6 +61,7 @@ async fn node(options: NodeOptions) -> Result<()> {
     let membership = Membership::of(&options)?;
     let seat = seat_options(&options, &membership, events.clone())?;
     let was_in_use = seat.was_in_use || seat.came_with.0 > 0;
+    let pulse = seat.pulse.clone();
     let plane = Plane::seat(seat).await?;
     membership.begin(&plane)?;
     let door = Rc::new(Door::new(plane.clone(), me.name.clone(), was_in_use));
@@ -72,7 +73,7 @@ async fn node(options: NodeOptions) -> Result<()> {
     }));
     // A stop need not wait for a recovery, which changes nothing that the next one would miss.
     let mut handles = tokio::select! {
-        handles = start_workers(&options, &membership, &plane, &events) => handles?,
+        handles = start_workers(&options, &membership, (&plane, &pulse), &events) => handles?,
         e = told_old(&plane, &events, &me.name) => return Err(e),
         () = stop.wait() => return Ok(()),
     };
@@ -99,6 +100,7 @@ async fn node(options: NodeOptions) -> Result<()> {
         registered = plane.register(&me, begun, key) => match registered {
             Ok(taken_in) => {
                 membership.taken_in();
+                plane.taken_in().await;
                 let taken_in = door.taken_in.get_or_init(|| taken_in);
                 serve_all(&options, plane.clone(), &service, workers, taken_in).await.map(|()| false)
             }
@@ -227,6 +229,7 @@ fn seat_options(options: &NodeOptions, membership: &Membership, events: Arc<Even
         came_with: came_with(options)?,
         events,
         replace_after: options.replace_after,
+        pulse: Pulse::default(),
     })
 }
 
@@ -267,7 +270,7 @@ struct Started {
 async fn start_workers(
     options: &NodeOptions,
     membership: &Membership,
-    plane: &Plane,
+    (plane, pulse): (&Plane, &Pulse),
     events: &Arc<EventLog>,
 ) -> Result<Started> {
     let me = options.me();
@@ -275,6 +278,8 @@ async fn start_workers(
     let secret = node_secret(&options.data)?;
     let host_key = host_key(&options.data, options.cluster.cluster, me.id)?;
     let ran_before = options.cluster.set_up || plane.state().node(me.id).is_some_and(|n| n.start.0 > 0);
+    // All workers' devices are on one disk: when a write fails there, none of them is believed any more.
+    let poison = Poison::new();
     let mut open: Vec<OpenWorker> = Vec::new();
     for worker in 0..options.workers {
         let disk = Disk {
@@ -287,6 +292,8 @@ async fn start_workers(
             scrub_bytes: options.scrub_bytes.div_ceil(u64::from(options.workers)),
             map_bytes: options.map_bytes,
             events: events.clone(),
+            pulse: pulse.clone(),
+            poison: poison.clone(),
         };
         let spec = WorkerSpec {
             cluster: options.cluster.cluster,

@@ -17,7 +17,7 @@ use freebs_format::disk::{SEGMENTS_AT, SUPERBLOCK_BYTES, Superblock};
 use freebs_format::wire::Hello;
 use freebs_io::linux::net::{LooseStream, Transport};
 use freebs_io::linux::ring::Ring;
-use freebs_io::linux::{DeviceOptions, FileDevice, OsRandom, SystemClock};
+use freebs_io::linux::{DeviceOptions, FileDevice, OsRandom, Poison, Pulse, SystemClock};
 use freebs_io::{Clock, Device, Random};
 use freebs_lsvd::{Digest, Engine, Expect, OpenReport, Options, Shape};
 use freebs_nbd::Session;
@@ -53,6 +53,9 @@ pub struct Disk {
     pub map_bytes: u64,
     /// What people are told of.
     pub events: Arc<EventLog>,
+    /// Of all devices of the node.
+    pub pulse: Pulse,
+    pub poison: Poison,
 }
 
 /// What a worker is.
@@ -354,7 +357,8 @@ async fn open_engine<C>(
              lost for good can't be taken in again yet: leave it down, the other copies go on without it",
         ));
     }
-    let options = DeviceOptions { create: true, ..DeviceOptions::default() };
+    let (poison, pulse) = (disk.poison.clone(), disk.pulse.clone());
+    let options = DeviceOptions { create: true, poison, pulse, ..DeviceOptions::default() };
     let device = open_device(&ring, &disk.path, &options).await?;
     if !device.is_direct() {
         tracing::warn!("{} does not take direct I/O; going through the page cache", disk.path.display());

@@ -1,7 +1,7 @@
 //! The seat of one node: its disk and note, which outlive processes, and what of it runs inside one.
 
 use super::Seats;
-use super::wire::Wire;
+use super::wire::{About, Wire};
 use crate::control::Plane;
 use crate::device::{Content, Crash, Disk};
 use crate::node::SimRandom;
@@ -29,8 +29,7 @@ pub(super) enum Ask {
 struct Up {
     peer: Peer,
     desk: mpsc::UnboundedSender<Ask>,
-    /// The start number that is durable on the node's disk for its log.
-    start: Rc<Cell<StartNumber>>,
+    about: Rc<About>,
 }
 
 /// A copy of what a node has of the control plane on disk; blank by default.
@@ -137,8 +136,8 @@ impl Seats {
         let host = self.host(node).ok_or_else(|| Error::bug("a node without a place for its seat"))?;
         let seed = mix(mix(node.0 << 32 ^ host.lives.get()) ^ self.luck.borrow_mut().next());
         let store = self.open_store(host, seed).await?;
-        let start = Rc::new(Cell::new(came_with));
-        let wire = Wire::new(self, store.seat(), start.clone());
+        let about = Rc::new(About::of(came_with));
+        let wire = Wire::new(self, store.seat(), about.clone());
         let contacts = self.hosts.iter().map(|h| h.id).collect();
         let weak = Rc::downgrade(self);
         let watcher = Rc::new(move |entry: &_, machine: &_| {
@@ -148,7 +147,7 @@ impl Seats {
         });
         let peer = Peer::start(store, wire, self.timing.clone(), contacts, seed, Some(watcher)).await?;
         let (desk, asked) = mpsc::unbounded_channel();
-        *host.up.borrow_mut() = Some(Up { peer: peer.clone(), desk, start });
+        *host.up.borrow_mut() = Some(Up { peer: peer.clone(), desk, about });
         let stands = peer.clone();
         peer.spawn(async move { stands.stand_after_start(seed).await });
         peer.spawn(answer(peer.clone(), asked));
@@ -159,9 +158,20 @@ impl Seats {
 
     /// From now on its messages carry this start number, which the node's log has.
     pub fn carry(&self, node: NodeId, start: StartNumber) {
-        if let Some(up) = self.host(node).and_then(|h| h.up.borrow().as_ref().map(|up| up.start.clone())) {
-            up.set(start);
+        if let Some(about) = self.about(node) {
+            about.start.set(start);
         }
+    }
+
+    /// From now on they say that its log is in use.
+    pub fn works(&self, node: NodeId) {
+        if let Some(about) = self.about(node) {
+            about.works.set(true);
+        }
+    }
+
+    fn about(&self, node: NodeId) -> Option<Rc<About>> {
+        self.host(node).and_then(|h| h.up.borrow().as_ref().map(|up| up.about.clone()))
     }
 
     async fn open_store(&self, host: &Host, seed: u64) -> Result<Store> {

@@ -5,7 +5,7 @@
 
 use super::Seats;
 use crate::network::Place;
-use freebs_consensus::{Network, Seat};
+use freebs_consensus::{Devices, Network, Seat};
 use freebs_types::{NodeId, StartNumber};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -36,12 +36,27 @@ impl Ways {
 pub(super) struct Wire {
     seats: Weak<Seats>,
     from: Seat,
-    start: Rc<Cell<StartNumber>>,
+    about: Rc<About>,
+}
+
+/// The things that messages of a seat say of its node.
+pub(super) struct About {
+    /// The start number that is durable on the node's disk for its log.
+    pub start: Cell<StartNumber>,
+    /// The log is in use.
+    pub works: Cell<bool>,
+}
+
+impl About {
+    /// Of a node whose log came with that number, and is not in use yet.
+    pub fn of(came_with: StartNumber) -> Self {
+        Self { start: Cell::new(came_with), works: Cell::new(false) }
+    }
 }
 
 impl Wire {
-    pub fn new(seats: &Rc<Seats>, from: Seat, start: Rc<Cell<StartNumber>>) -> Self {
-        Self { seats: Rc::downgrade(seats), from, start }
+    pub fn new(seats: &Rc<Seats>, from: Seat, about: Rc<About>) -> Self {
+        Self { seats: Rc::downgrade(seats), from, about }
     }
 }
 
@@ -64,7 +79,11 @@ impl Network for Wire {
     }
 
     fn start_number(&self) -> Option<StartNumber> {
-        Some(self.start.get())
+        Some(self.about.start.get())
+    }
+
+    fn devices(&self) -> Devices {
+        if self.about.works.get() { Devices::Work } else { Devices::Begin }
     }
 }
 

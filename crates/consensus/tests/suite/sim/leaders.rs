@@ -19,7 +19,7 @@ const LEADS_MS: u64 = 200;
 const DECIDES_MS: u64 = 400;
 
 /// A cluster at work, with shards that begin at each of its nodes.
-async fn at_work(seed: u64, count: u64, mutant: Option<Mutant>) -> Rc<World> {
+pub(super) async fn at_work(seed: u64, count: u64, mutant: Option<Mutant>) -> Rc<World> {
     let w = world(count, Luck(seed), mutant);
     (0..w.count()).for_each(|n| w.boot(n));
     w.set_up().await;
@@ -36,7 +36,7 @@ async fn at_work(seed: u64, count: u64, mutant: Option<Mutant>) -> Rc<World> {
 }
 
 /// The heads of all shards, as some node that runs knows them.
-fn heads(w: &World) -> Vec<NodeId> {
+pub(super) fn heads(w: &World) -> Vec<NodeId> {
     let peer = (0..w.count()).find_map(|n| w.peer(n)).expect("one runs");
     let state = peer.state();
     state.volumes().flat_map(|v| v.shards.iter().filter_map(|s| s.head())).collect()
@@ -52,12 +52,12 @@ pub(super) fn leader(w: &World) -> Option<(Seat, u64)> {
     (0..w.count()).filter_map(by_own_word).max_by_key(|(_, term)| *term)
 }
 
-fn index(seat: Seat) -> usize {
+pub(super) fn index(seat: Seat) -> usize {
     seat.node.0 as usize - 1
 }
 
 /// Milliseconds until that is so.
-async fn until(most_ms: u64, mut is_so: impl FnMut() -> bool) -> u64 {
+pub(super) async fn until(most_ms: u64, mut is_so: impl FnMut() -> bool) -> u64 {
     for ms in 0..most_ms {
         if is_so() {
             return ms;

@@ -7,6 +7,7 @@
 //! mutant must be caught. `FREEBS_SEED=n cargo test -p freebs-consensus --test suite sim` runs one seed.
 
 mod alone;
+mod devices;
 mod leaders;
 mod world;
 

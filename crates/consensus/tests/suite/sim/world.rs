@@ -3,7 +3,7 @@
 use freebs_consensus::machine::{Machine, Proposal};
 use freebs_consensus::types::{Entry, Randomness};
 use freebs_consensus::wire::Message;
-use freebs_consensus::{Mutant, Network, Options, Peer, Seat, Store, Timing};
+use freebs_consensus::{Devices, Mutant, Network, Options, Peer, Seat, Store, Timing};
 use freebs_control::{Command, CreateVolume, Outcome as Came, State};
 use freebs_io::Random;
 use freebs_io::faults::{CrashDevice, Survives};
@@ -195,6 +195,8 @@ struct Node {
     /// The power is off, so that nobody says that no process listens there.
     dark: bool,
     blank: bool,
+    /// As its messages say it.
+    devices: Devices,
     /// The device before the newest start, and whether it was put back.
     yesterday: Option<CrashDevice>,
     put_back: bool,
@@ -258,6 +260,10 @@ impl Network for Wire {
 
     fn refusals(&self, node: NodeId) -> u64 {
         self.world.refused.borrow().get(&(self.from.node.0, node.0)).copied().unwrap_or(0)
+    }
+
+    fn devices(&self) -> Devices {
+        self.world.nodes.borrow()[self.from.node.0 as usize - 1].devices
     }
 
     fn on_loss(&self, tell: Teller) {
@@ -386,6 +392,11 @@ impl World {
         }
         *slot.borrow_mut() = Some(peer);
         std::future::pending::<()>().await;
+    }
+
+    /// From now on the messages of a node say this of its devices.
+    pub(super) fn say_devices(&self, node: usize, devices: Devices) {
+        self.nodes.borrow_mut()[node].devices = devices;
     }
 
     /// The store of a node, and what is noted of it, as they are now.
@@ -704,6 +715,7 @@ pub(super) fn world(count: u64, luck: Luck, mutant: Option<Mutant>) -> Rc<World>
         process: Process::Down,
         dark: false,
         blank: true,
+        devices: Devices::Work,
         yesterday: None,
         put_back: false,
         is_apart: false,

@@ -11,6 +11,9 @@
 //! than it was: the bytes have to come from another copy.
 
 pub(super) mod open;
+mod pulse;
+
+pub use pulse::Pulse;
 
 use super::ring::{Kind, Operation, Outcome, Ring};
 use crate::{AlignedBuf, Device, Durability};
@@ -73,6 +76,8 @@ pub struct DeviceOptions {
     pub read_only: bool,
     /// Fail together with other devices.
     pub poison: Poison,
+    /// Says how long it has not answered, together with other devices.
+    pub pulse: Pulse,
 }
 
 struct Inner {
@@ -84,6 +89,7 @@ struct Inner {
     sector: usize,
     len: Cell<u64>,
     poison: Poison,
+    pulse: Pulse,
     /// Changes of the length, one at a time.
     resize: tokio::sync::Mutex<()>,
 }
@@ -123,6 +129,7 @@ impl FileDevice {
             sector: opened.sector,
             len: Cell::new(opened.len),
             poison: options.poison,
+            pulse: options.pulse,
             resize: tokio::sync::Mutex::new(()),
         })))
     }
@@ -174,7 +181,9 @@ impl FileDevice {
         if let Err(e) = self.0.poison.check() {
             return (buf, Err(e.at(self.place(what, at))));
         }
+        let in_flight = self.0.pulse.write();
         let outcome = self.run(kind, at, buf, Some(self.0.poison.clone())).await;
+        drop(in_flight);
         (outcome.buf, self.0.poison.check().map_err(|e| e.at(self.place(what, at))))
     }
 
@@ -286,7 +295,9 @@ impl Device for FileDevice {
         if len == 0 {
             return Ok(buf);
         }
+        let in_flight = self.0.pulse.read();
         let outcome = self.run(Kind::Read, at, Some(buf), None).await;
+        drop(in_flight);
         match outcome.result {
             Ok(()) => Ok(outcome.buf.expect("a read gives its buffer back")),
             Err(e) => Err(read_error(&e).at(self.place("read", at))),
