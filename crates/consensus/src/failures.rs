@@ -94,6 +94,8 @@ pub struct Failures {
     replaced: Option<(u64, BTreeSet<NodeId>, BTreeSet<NodeId>)>,
     /// The same of chains that are too short, and all nodes that are away.
     extended: Option<(u64, BTreeSet<NodeId>, BTreeSet<NodeId>)>,
+    /// The same of nodes that are being emptied, and all nodes that are away.
+    drained: Option<(u64, BTreeSet<NodeId>)>,
     returns: Returns,
     /// Nodes that had failed at the last look.
     down: BTreeSet<NodeId>,
@@ -169,12 +171,18 @@ impl Failures {
         commands.extend(self.go_on(state));
         commands.extend(self.fail_over(state, failed));
         commands.extend(self.late(now_ms, state, failed));
+        // A node that was being emptied and has failed is not waited for.
+        let draining = state.draining();
+        let gone = &gone.union(&failed.intersection(&draining).copied().collect()).copied().collect();
         if commands.is_empty() {
             // Heads first: a chain changes its members under one that is there.
             commands.extend(self.replace(state, failed, gone));
         }
         if commands.is_empty() {
             commands.extend(self.extend(now_ms, state, failed, gone));
+        }
+        if commands.is_empty() {
+            commands.extend(self.drain(state, failed, gone));
         }
         commands
     }
@@ -219,6 +227,21 @@ impl Failures {
         let left = state.away_nodes();
         let waited = waited.intersection(&left).copied().take(limits::FAILED_NODES_MAX).collect();
         Some(Command::ExtendChains { away: named(state, &away), waited: named(state, &waited) })
+    }
+
+    /// The next steps for nodes that are being emptied, and for chains that are too long.
+    fn drain(&mut self, state: &State, failed: &BTreeSet<NodeId>, gone: &BTreeSet<NodeId>) -> Option<Command> {
+        let away: BTreeSet<NodeId> = failed.union(gone).copied().collect();
+        let now = (state.revision(), away);
+        if self.drained.as_ref() == Some(&now) {
+            return None;
+        }
+        // One command names only so many, and whoever is not named may come.
+        if now.1.len() > limits::FAILED_NODES_MAX || state.drain_steps(&now.1).is_empty() {
+            self.drained = Some(now);
+            return None;
+        }
+        Some(Command::DrainChains { away: named(state, &now.1) })
     }
 
     /// Shorter chains where those that have failed are needed, all in one command.

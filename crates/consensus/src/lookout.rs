@@ -144,7 +144,7 @@ impl Lookout {
         let heard = sight.heard_ms.max(floor);
         let is_new = now < since + FIRST_ANSWER * heartbeat_ms;
         let silent_ms = if is_new { 0 } else { now.saturating_sub(heard) };
-        // What is not known to have worked in this lead may have begun with it.
+        // One that is not known to have worked in this lead may have begun with it.
         let idle_ms = now.saturating_sub(sight.worked_ms.max(floor)).max(silent_ms);
         let has_worked = sight.worked_ms > since;
         let idle_ms = if devices == Devices::Work || is_new { silent_ms } else { idle_ms };

@@ -157,6 +157,14 @@ fn config_of(timing: &Timing, asks: bool) -> Result<openraft::Config> {
     config.validate().map_err(|e| Error::bug(format!("timing of the control plane: {e}")))
 }
 
+/// The machine of the last snapshot, or a new one.
+fn kept_machine(store: &Store) -> Result<Machine> {
+    match store.read(|c| c.snapshot.as_ref().map(|k| k.bytes.clone())) {
+        Some(bytes) => Machine::decode(&bytes, store.cluster()),
+        None => Ok(Machine::new(store.cluster())),
+    }
+}
+
 fn not_leading() -> Error {
     Error::retry("no node leads the control plane right now; wait, it settles by itself while most voters run")
 }
@@ -184,11 +192,7 @@ impl Peer {
         seed: u64,
         watcher: Option<Watcher>,
     ) -> Result<Self> {
-        let kept = store.read(|c| c.snapshot.as_ref().map(|k| k.bytes.clone()));
-        let machine = match kept {
-            Some(bytes) => Machine::decode(&bytes, store.cluster())?,
-            None => Machine::new(store.cluster()),
-        };
+        let machine = kept_machine(&store)?;
         let (published, state) = watched(machine.state.clone());
         let machine = Rc::new(RefCell::new(machine));
         let first = if store.mutant() == Some(Mutant::RequestsNumberedAnew) { 1 } else { seed };

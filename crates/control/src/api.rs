@@ -167,6 +167,14 @@ pub enum Request {
     },
     /// This node only.
     NodeInfo,
+    /// Others take the places of a node from now on, or do not any more; asked again it says how far that is. The reply is
+    /// `Draining`. `NoSpace` if a volume would have fewer copies.
+    NodeDrain {
+        /// Name of the node.
+        name: String,
+        /// False: it is a node as others again.
+        drains: bool,
+    },
     /// A token with which one node can join; the reply is a `Token`. `Invalid` in a cluster without an authority.
     TokenCreate {
         /// Milliseconds that it is good for, at most `TOKEN_MS_MAX`.
@@ -313,6 +321,8 @@ pub enum Reply {
     },
     /// To `Join`.
     Joined(Joined),
+    /// To `NodeDrain`.
+    Draining(DrainStatus),
     /// To `Watch`.
     Changes(Changes),
     /// To `Submit`.
@@ -396,6 +406,17 @@ pub struct TokenStatus {
     /// Name of the node that came with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_by: Option<String>,
+}
+
+/// How far a node is emptied.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DrainStatus {
+    /// Name of the node.
+    pub node: String,
+    /// It is being emptied.
+    pub drains: bool,
+    /// Shards of which it has something that others need, or may.
+    pub shards: u64,
 }
 
 /// A node that is a member from now on.
@@ -601,6 +622,12 @@ pub struct NodeStatus {
     pub leads: bool,
     /// Whether it has a vote there.
     pub votes: bool,
+    /// It is being emptied.
+    #[serde(default)]
+    pub drains: bool,
+    /// Shards of which it has something that others need, or may.
+    #[serde(default)]
+    pub shards: u64,
 }
 
 /// Whether a volume can be used.

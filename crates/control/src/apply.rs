@@ -26,8 +26,7 @@ impl State {
     pub fn apply_with(&mut self, command: Command, mutant: Option<Mutant>) -> Result<Done> {
         let outcome = match command {
             Command::RegisterNode { node, name, address, workers, start } => {
-                let node = Node { id: node, name, address, workers, start, host_key: None, identity: None, changed: 0 };
-                self.register(node, mutant)
+                self.register(Node::new(node, (name, address), workers, start, 0), mutant)
             }
             Command::CreateVolume(new) => self.create(new),
             Command::CloneVolume { volume, snapshot, name } => self.clone_volume(volume, &snapshot, name),
@@ -65,6 +64,8 @@ impl State {
             Command::MakeToken { token, expires_ms, now_ms } => self.make_token(token, expires_ms, now_ms),
             Command::AddNode(new) => self.add_node(new),
             Command::RevokeTokens { tokens } => self.revoke_tokens(&tokens),
+            Command::DrainNode { node, drains } => self.drain_node(node, drains),
+            Command::DrainChains { away } => self.drain_chains(&away),
             Command::ScheduleSnapshots { volume, schedule } => self.schedule_snapshots(volume, schedule),
             Command::BeginSnapshot { name, volumes, created_ms, past } => {
                 self.begin_snapshot(name, &volumes, created_ms, past)
@@ -117,7 +118,7 @@ impl State {
         match self.nodes.get(&node.id) {
             Some(old) if mutant == Some(Mutant::OldImagesRegister) => {
                 (node.start, node.host_key) = (node.start.max(old.start), old.host_key);
-                node.identity = old.identity;
+                (node.identity, node.drains) = (old.identity, old.drains);
             }
             None if self.nodes.len() >= common::NODES_MAX => {
                 return Err(Error::invalid(format!("a cluster has at most {} nodes", common::NODES_MAX)));
@@ -137,7 +138,7 @@ impl State {
             }
             Some(old) => {
                 (node.changed, node.host_key) = (old.changed, old.host_key);
-                node.identity = old.identity;
+                (node.identity, node.drains) = (old.identity, old.drains);
                 if **old == node {
                     return Ok(Outcome::Registered);
                 }

@@ -206,6 +206,8 @@ impl Command {
             Self::FailOver { .. }
             | Self::ReplaceMembers { .. }
             | Self::ExtendChains { .. }
+            | Self::DrainChains { .. }
+            | Self::DrainNode { .. }
             | Self::LeaveChains { .. } => self.put_of_nodes(out)?,
             Self::MembersComplete { shard, view, nodes } => {
                 put_of_shard(out, 16, *shard, &[view.0]);
@@ -248,6 +250,12 @@ impl Command {
             Self::ExtendChains { away, waited } => {
                 put_away(out, 35, away)?;
                 put_nodes(out, waited, FAILED_NODES_MAX)
+            }
+            Self::DrainChains { away } => put_away(out, 45, away),
+            Self::DrainNode { node, drains } => {
+                put_form(out, 44, &[node.0]);
+                out.push(u8::from(*drains));
+                Ok(())
             }
             Self::LeaveChains { failed, shards } => {
                 put_away(out, 34, failed)?;
@@ -397,7 +405,7 @@ impl Command {
                 let (shard, head) = (f.shard()?, NodeId(f.u64()?));
                 Self::ReplaceHead { shard, head, active: ViewNumber(f.u64()?), node: NodeId(f.u64()?) }
             }
-            kind @ (11 | 15 | 18 | 34 | 35) => of_nodes(f, kind)?,
+            kind @ (11 | 15 | 18 | 34 | 35 | 45) => of_nodes(f, kind)?,
             16 => {
                 let (shard, view) = (f.shard()?, ViewNumber(f.u64()?));
                 Self::MembersComplete { shard, view, nodes: members(f)? }
@@ -408,6 +416,7 @@ impl Command {
             27 => Self::DeleteVolumeAndSnapshots { volume: VolumeId(f.u64()?), now_ms: f.u64()?, force: f.flag()? },
             29 => Self::FlattenVolume { volume: VolumeId(f.u64()?) },
             kind @ (41..=43) => of_joining(f, kind)?,
+            44 => Self::DrainNode { node: NodeId(f.u64()?), drains: f.flag()? },
             _ => return Err(damaged()),
         };
         f.end()?;
@@ -473,6 +482,7 @@ fn of_nodes(f: &mut Fields<'_>, kind: u8) -> Result<Command> {
         }
         18 => Command::ExtendChains { away: first, waited: Vec::new() },
         34 => Command::LeaveChains { failed: first, shards: shards(f)? },
+        45 => Command::DrainChains { away: first },
         _ => {
             let waited = nodes(f, FAILED_NODES_MAX)?;
             // With none it has another form.

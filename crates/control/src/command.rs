@@ -228,6 +228,19 @@ pub enum Command {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         waited: Vec<(NodeId, StartNumber)>,
     },
+    /// A node is to be emptied, or is not any more. `NoSpace` if a volume would have fewer copies then.
+    DrainNode {
+        /// The node.
+        node: NodeId,
+        /// False: it is a node as others again.
+        drains: bool,
+    },
+    /// Nodes that are being emptied: others come to their chains, and where they have everything these leave, as many as may be
+    /// learned at a time.
+    DrainChains {
+        /// Nodes that don't come, each with the start in which it is away: one that is back may come.
+        away: Vec<(NodeId, StartNumber)>,
+    },
     /// These nodes have failed: chains that can answer nothing without them become shorter, and those to which one of them was
     /// to come go on without it (rules V11, V14). Who goes on is found when this is applied.
     LeaveChains {
@@ -437,7 +450,7 @@ pub enum Outcome {
     /// Of `ReportCuts`, `ConfirmCuts`, `FailSnapshot`, `LockSnapshot`, `FlattenVolume`, `MakeToken` and `RevokeTokens`; late words have changed nothing.
     Noted,
     /// Of the commands that change members or heads: `MoveHead`, `ReplaceHead`, `FailOver`, `ReplaceMembers`,
-    /// `ExtendChains`, `MembersComplete`, `RecoverShard`.
+    /// `ExtendChains`, `MembersComplete`, `RecoverShard`, `DrainNode`, `DrainChains`.
     Moved,
     /// Of `AddNode`.
     Added {

@@ -26,8 +26,8 @@ pub const STATE_MAGIC: [u8; 4] = *b"FBCS";
 /// reader that passes over them would make none. Nodes that are away came with version 8: a reader that
 /// passes over them would give places away, and have nodes free what they have. How nodes join came with version 9: a reader that passes
 /// over it would take in anybody. Foundings came with version 10: a reader that passes over them would mix a state that was made
-/// again with those before it.
-pub const STATE_VERSION: u16 = 10;
+/// again with those before it. Nodes that drain came with version 11: a reader that passes over them would place copies there.
+pub const STATE_VERSION: u16 = 11;
 /// Bytes of the header before the body.
 pub const STATE_HEADER_BYTES: usize = 64;
 
@@ -145,7 +145,8 @@ impl State {
         serde_json::to_writer(&mut out, &body).expect("a state has only what JSON can say");
         let body = &out[STATE_HEADER_BYTES..];
         let version = match () {
-            () if self.founding() != FIRST_FOUNDING => STATE_VERSION,
+            () if self.nodes.values().any(|n| n.drains) => STATE_VERSION,
+            () if self.founding() != FIRST_FOUNDING => 10,
             () if body_joins => 9,
             () if self.has_away() => 8,
             () if self.volumes.values().any(|v| v.schedule.is_some()) => 7,

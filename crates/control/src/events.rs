@@ -236,6 +236,12 @@ fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
             members(before, now, "has been gone for too long")
         }
         Command::LeaveChains { failed, .. } => left(before, now, failed),
+        Command::DrainChains { .. } => members(before, now, "is being emptied"),
+        Command::DrainNode { node, drains } => one(now.node(*node).map(|n| {
+            let text =
+                if *drains { "is being emptied: others take its places" } else { "is not being emptied any more" };
+            Told::new(EventKind::Node, text).about(n.name.clone())
+        })),
         Command::RecoverShard(how) => forced(before, now, how),
         Command::MembersComplete { shard, nodes, .. } => complete(before, now, *shard, nodes),
         Command::AddNode(new) => joined(before, now, new),

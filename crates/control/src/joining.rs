@@ -31,10 +31,10 @@ impl State {
         )))
     }
 
-    /// Nodes that new copies may be placed on. One that has joined and never ran may never come.
+    /// Nodes that new copies may be placed on. One that has joined and never ran may never come, and one that drains gets nothing.
     pub(crate) fn places(&self) -> impl Iterator<Item = NodeId> {
         let all = !self.has_authority();
-        self.nodes.values().filter(move |n| all || n.start.0 > 0).map(|n| n.id)
+        self.nodes.values().filter(move |n| !n.drains && (all || n.start.0 > 0)).map(|n| n.id)
     }
 
     /// A cluster that is being founded has this authority, made with the node that founds it, whose key is `identity`. No
@@ -154,16 +154,8 @@ impl State {
 
     fn put_new(&mut self, id: NodeId, new: NewNode) {
         self.revision += 1;
-        let node = Node {
-            id,
-            name: new.name,
-            address: new.address,
-            workers: new.workers,
-            start: StartNumber(0),
-            host_key: None,
-            identity: Some(new.identity),
-            changed: self.revision,
-        };
+        let node = Node::new(id, (new.name, new.address), new.workers, StartNumber(0), self.revision);
+        let node = Node { identity: Some(new.identity), ..node };
         self.nodes.insert(id, Arc::new(node));
     }
 

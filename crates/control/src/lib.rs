@@ -19,6 +19,7 @@ mod clones;
 pub mod cluster_file;
 pub mod codec;
 mod command;
+mod draining;
 mod durable;
 pub mod events;
 mod failover;
@@ -39,6 +40,7 @@ mod tokens;
 
 pub use changes::Changes;
 pub use command::{Command, CreateVolume, Done, NewNode, Outcome, RecoverShard};
+pub use draining::DrainStep;
 pub use durable::{STATE_HEADER_BYTES, STATE_MAGIC, STATE_VERSION, StateHeader};
 pub use mutant::Mutant;
 pub use plane::ControlPlane;

@@ -91,7 +91,7 @@ impl Shard {
     }
 
     /// `new` comes to those that are there.
-    fn extend(&mut self, new: NodeId) {
+    pub(crate) fn extend(&mut self, new: NodeId) {
         self.active_members = self.members.clone();
         self.keepers.retain(|m| *m != new);
         self.joining.push(new);
@@ -156,8 +156,9 @@ impl State {
     }
 
     /// The node that is to be a member next: a former one, for it has the most, else who carries least.
-    fn spare(&self, shard: &Shard, is_there: impl Fn(&NodeId) -> bool, loads: &Loads) -> Option<NodeId> {
-        let spare = self.nodes.keys().copied().filter(|n| is_there(n) && !shard.members.contains(n));
+    pub(crate) fn spare(&self, shard: &Shard, is_there: impl Fn(&NodeId) -> bool, loads: &Loads) -> Option<NodeId> {
+        let may_come = |n: &NodeId| is_there(n) && !self.drains(*n) && !shard.members.contains(n);
+        let spare = self.nodes.keys().copied().filter(may_come);
         spare.min_by_key(|n| {
             let load = loads.of(*n);
             let has_some = shard.keepers.contains(n) || shard.away.contains(n);
@@ -190,8 +191,8 @@ impl State {
             if !is_settled || places == 0 || !is_held {
                 continue;
             }
-            let returning = shard.returning(is_there);
-            let kept = shard.away.iter().filter(|n| waited.contains(n)).count();
+            let returning = shard.returning(|n| is_there(n) && !self.drains(*n));
+            let kept = shard.away.iter().filter(|n| waited.contains(n) && !self.drains(**n)).count();
             let room = if returning.is_some() { &mut room_to_return } else { &mut room };
             let other = || self.spare(shard, is_there, &loads).filter(|_| places > kept);
             if let Some(new) = returning.or_else(other).filter(|_| *room > 0) {

@@ -362,10 +362,8 @@ fn make(
     }
     for n in nodes {
         let start = starts.get(&n.node).map_or(StartNumber(0), |s| s.start);
-        let (name, address) = (n.name.clone(), n.address.clone());
-        let (host_key, identity) = (None, None);
-        let workers = n.workers;
-        let node = Node { id: n.node, name, address, workers, start, host_key, identity, changed: revision };
+        let place = (n.name.clone(), n.address.clone());
+        let node = Node::new(n.node, place, n.workers, start, revision);
         node.check()?;
         state.nodes.insert(node.id, Arc::new(node));
     }

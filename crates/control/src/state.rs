@@ -32,8 +32,19 @@ pub struct Node {
     /// Public half of the node's key, if it has joined a cluster with an authority; it never changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<HostPublic>,
+    /// It is being emptied: nothing new comes to it, and others take its places.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub drains: bool,
     /// Revision of the last change.
     pub changed: u64,
+}
+
+impl Node {
+    /// A node of which no more is known.
+    #[must_use]
+    pub fn new(id: NodeId, (name, address): (String, String), workers: u16, start: StartNumber, changed: u64) -> Self {
+        Self { id, name, address, workers, start, host_key: None, identity: None, drains: false, changed }
+    }
 }
 
 /// When a write is answered.

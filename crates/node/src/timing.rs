@@ -220,6 +220,12 @@ const _: () = assert!(
 );
 /// A new volume is waited for this long, so that the next command finds it ready; it is there in any case.
 pub const USABLE_MAX: Duration = Duration::from_secs(10);
+/// `cluster restart` looks this often whether all copies are there again.
+pub const RESTART_LOOK: Duration = Duration::from_millis(200);
+/// It waits so long for that behind each node: what was written meanwhile is copied, and a node reads its log first.
+pub const RESTART_MAX: Duration = Duration::from_secs(600);
+/// `node drain` looks this often how far it is.
+pub const DRAIN_LOOK: Duration = Duration::from_millis(500);
 /// `volume flatten` looks this often how far it is.
 pub const FLAT_LOOK: Duration = Duration::from_millis(100);
 /// `volume create` looks this often whether the volume can be used.

@@ -91,6 +91,8 @@ pub struct Odds {
     pub lose_members: f64,
     /// Somebody asks for a snapshot. No fault, and drawn like one.
     pub snapshot: f64,
+    /// A node is to be emptied, or is not any more. No fault either.
+    pub drain_node: f64,
 }
 
 /// A whole run.
@@ -166,6 +168,8 @@ const SEATS_SALT: u64 = 3321;
 const SHORTER_SHARE: f64 = 0.25;
 /// Chance of its own: other parts of a run stay as they are.
 const SHORTER_SALT: u64 = 11_509;
+/// Draws the runs in which nodes are emptied.
+const DRAIN_SALT: u64 = 44;
 /// Requests of a volume's clients in the runs in which it is watched that they are answered.
 const WATCHED_REQUESTS: u64 = 4000;
 /// Such a run may take this much longer to get well: a command is tried for ten seconds before it is given up.
@@ -209,6 +213,7 @@ impl Config {
             .with_lost_members()
             .with_snapshots()
             .with_shorter_chains()
+            .with_drains()
     }
 
     /// A device that is full moves nearly all that it has before it knows what more it takes, and a disk that needs a
@@ -419,6 +424,16 @@ impl Config {
         self
     }
 
+    /// In half of the runs with nodes to spare some are emptied, and get something again.
+    fn with_drains(mut self) -> Self {
+        let mut luck = Rng::fork(self.seed, DRAIN_SALT);
+        let copies = self.volumes.iter().map(|v| u64::from(v.copies)).max().unwrap_or(1);
+        if luck.chance(0.5) && self.has_leader && self.nodes > copies {
+            self.odds.drain_node = 0.3 + luck.below(1000) as f64 / 1000.0;
+        }
+        self
+    }
+
     /// In a quarter of the runs with a leader chains become shorter when members stand still for long, and longer again.
     fn with_shorter_chains(mut self) -> Self {
         let mut luck = Rng::fork(self.seed, SHORTER_SALT);
@@ -568,12 +583,13 @@ impl Odds {
                 | "lose_members"
                 | "snapshot"
                 | "pause_long"
+                | "drain_node"
         )
     }
 
     /// Names and odds, in a fixed order.
     #[must_use]
-    pub fn list(&self) -> [(&'static str, f64); 30] {
+    pub fn list(&self) -> [(&'static str, f64); 31] {
         [
             ("kill_node", self.kill_node),
             ("power_node", self.power_node),
@@ -605,6 +621,7 @@ impl Odds {
             ("lose_members", self.lose_members),
             ("snapshot", self.snapshot),
             ("pause_long", self.pause_long),
+            ("drain_node", self.drain_node),
         ]
     }
 }

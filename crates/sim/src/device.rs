@@ -89,7 +89,8 @@ pub struct Disk {
     /// Raised whenever a process that used the disk dies: handles of before never hear anything again.
     epoch: Rc<Cell<u64>>,
     slow: Rc<Cell<Slow>>,
-    stalled: Rc<Cell<Nanos>>,
+    /// Since when, and until when, nothing is done.
+    stalled: Rc<Cell<(Nanos, Nanos)>>,
 }
 
 impl Disk {
@@ -136,7 +137,14 @@ impl Disk {
 
     /// Until `until` nothing is done at all.
     pub fn stall(&self, until: Nanos) {
-        self.stalled.set(until);
+        self.stalled.set((self.world.now(), until));
+    }
+
+    /// True if nothing was done for so long that its node says so.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        let ((since, until), now) = (self.stalled.get(), self.world.now());
+        now < until && now.since(since) >= timing::DEVICE_SILENT
     }
 
     /// The `n`-th write or sync from now on fails.
@@ -244,7 +252,7 @@ impl Disk {
 
     /// How much longer something has to wait for the end of a stall, in steps, so that the end may come early.
     fn held(&self) -> Option<Nanos> {
-        let held = self.stalled.get().since(self.world.now());
+        let held = self.stalled.get().1.since(self.world.now());
         (held.0 > 0).then_some(held.min(timing::STALL_LOOK))
     }
 

@@ -110,6 +110,7 @@ fn strike(c: &Rc<Cluster>, name: &str) {
         "kill_leader" => kill_leader(c),
         "lose_members" => forced::lose_members(c),
         "snapshot" => snapshots::take(c),
+        "drain_node" => drain_node(c),
         "control_down" => {
             c.control.set_down(true);
             let (cluster, wait) = (c.clone(), ms(c, 20, 1500));
@@ -258,6 +259,19 @@ fn name_head(c: &Cluster, shard: ShardId, to: NodeId) {
     }
     let done = c.control.apply(command);
     c.world.trace(0x51, to.0, u64::from(done.is_ok()));
+}
+
+/// A node is to be emptied, whatever state it is in, or to be one as others again.
+fn drain_node(c: &Rc<Cluster>) {
+    let Some(node) = some_node(c).filter(|_| !c.control.is_down()).map(|n| n.id) else { return };
+    let drains = c.luck.borrow_mut().chance(0.6);
+    c.world.say(|| format!("control: node {node} drains: {drains}"));
+    let command = Command::DrainNode { node, drains };
+    if let Some(seats) = c.control.seats() {
+        return seats.order(command);
+    }
+    let done = c.control.apply(command);
+    c.world.trace(0x56, node.0, u64::from(done.is_ok()));
 }
 
 fn fail_over(c: &Rc<Cluster>) {

@@ -62,14 +62,14 @@ impl Leader {
         for node in c.nodes.iter().filter(|n| n.runs() && hears(c, Place::Control, n)) {
             self.heard.borrow_mut().insert(node.id, now);
         }
-        for node in c.nodes.iter().filter(|n| n.runs() && n.works() && hears(c, Place::Control, n)) {
+        for node in c.nodes.iter().filter(|n| n.runs() && n.devices() == Devices::Work && hears(c, Place::Control, n)) {
             self.worked.borrow_mut().insert(node.id, now);
         }
         let ms = |of: &RefCell<BTreeMap<NodeId, u64>>, node| of.borrow().get(&node).copied().unwrap_or(0);
         let see = |node: NodeId| Sight {
             heard_ms: ms(&self.heard, node),
             worked_ms: ms(&self.worked, node),
-            devices: if c.node(node.0).is_some_and(|n| n.works()) { Devices::Work } else { Devices::Begin },
+            devices: c.node(node.0).map_or(Devices::Begin, |n| n.devices()),
             lost: c.node(node.0).is_some_and(|n| refuses(c, Place::Control, n)),
         };
         let findings = self.lookout.borrow_mut().look(now, timing, &c.control.snapshot(), lead, see);
@@ -133,6 +133,7 @@ impl Leader {
             Command::ReplaceMembers { .. } => "members of nodes that are gone replaced",
             Command::ExtendChains { .. } => "short chains extended",
             Command::LeaveChains { .. } => "chains made shorter",
+            Command::DrainChains { .. } => "chains drained",
             _ => "heads that were late replaced",
         });
     }

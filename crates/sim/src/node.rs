@@ -10,6 +10,7 @@ use crate::raft;
 use crate::world::World;
 use freebs_agent::{Commands, Membership, Numbered, Port, TakenIn, caller, workers_of};
 use freebs_chain::{HostConfig, Mutant, Who, Worker, WorkerConfig};
+use freebs_consensus::Devices;
 use freebs_control::State;
 use freebs_format::wire::{Message, Role};
 use freebs_io::{Clock, Device, LinkId, Outbox, Random};
@@ -225,10 +226,20 @@ impl Node {
         self.process.borrow().as_ref().is_some_and(|p| !p.paused.get())
     }
 
-    /// Whether its log is in use.
+    /// True if its log is in use.
     #[must_use]
     pub fn works(&self) -> bool {
         self.process.borrow().as_ref().is_some_and(|p| p.worker.borrow().is_some())
+    }
+
+    /// The state of its disk, as its messages to others say it.
+    #[must_use]
+    pub fn devices(&self) -> Devices {
+        match self.works() {
+            _ if self.disks().iter().any(Disk::is_silent) => Devices::Silent,
+            true => Devices::Work,
+            false => Devices::Begin,
+        }
     }
 
     /// Whether its machine is there and says that no process is.

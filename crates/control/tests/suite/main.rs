@@ -3,6 +3,7 @@
 mod audit;
 mod clones;
 mod codec;
+mod draining;
 mod formats;
 mod joining;
 mod left_out;

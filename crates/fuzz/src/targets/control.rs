@@ -163,12 +163,14 @@ fn without_lost(shard: freebs_types::ShardId) -> Command {
     })
 }
 
-/// A chain becomes shorter, and the place of who left is kept.
-fn shorter(shard: ShardId) -> [Command; 2] {
+/// A chain becomes shorter, and the place of who left is kept; and a node is emptied.
+fn shorter(shard: ShardId) -> [Command; 4] {
     let node = (NodeId(2), StartNumber(2));
     [
         Command::LeaveChains { failed: vec![node], shards: vec![(shard, ViewNumber(1))] },
         Command::ExtendChains { away: vec![node], waited: vec![node] },
+        Command::DrainNode { node: NodeId(2), drains: true },
+        Command::DrainChains { away: vec![node] },
     ]
 }
 

@@ -5,7 +5,7 @@ use super::{LocalNode, snapshots, status};
 use crate::events::{EventLog, now_ms};
 use crate::timing;
 use bytes::Bytes;
-use freebs_control::api::{GatewayInfo, NodeInfo, Reply, Request, ShardStatus, VolumeState, VolumeStatus};
+use freebs_control::api::{DrainStatus, GatewayInfo, NodeInfo, Reply, Request, ShardStatus, VolumeState, VolumeStatus};
 use freebs_control::limits::SHARD_STATUS_PAGE_MAX;
 use freebs_control::timing::WATCH_MS;
 use freebs_control::{Ack, Command, ControlPlane, CreateVolume, State, Volume};
@@ -162,6 +162,17 @@ impl Service {
         Ok(Reply::Volume { volume: bare(&state, state.need(name)?), notes: Vec::new() })
     }
 
+    async fn drain(&self, name: &str, drains: bool) -> Result<Reply> {
+        let state = self.state()?;
+        let Some(node) = state.nodes().find(|n| n.name == name).map(|n| n.id) else {
+            let names: Vec<&str> = state.nodes().map(|n| n.name.as_str()).collect();
+            return Err(Error::not_found(format!("there is no node '{name}'; there are {}", names.join(", "))));
+        };
+        self.plane.submit(Command::DrainNode { node, drains }).await?;
+        let shards = self.state()?.shards_at(node) as u64;
+        Ok(Reply::Draining(DrainStatus { node: name.into(), drains, shards }))
+    }
+
     async fn move_head(&self, name: &str, node: &str, only: Option<u32>) -> Result<Reply> {
         let state = self.state()?;
         let volume = state.need(name)?;
@@ -288,6 +299,7 @@ impl Service {
                 super::recover::recover(self, &name, accept_loss.as_deref()).await
             }
             Request::NodeInfo => Ok(Reply::Node(self.info())),
+            Request::NodeDrain { name, drains } => self.drain(&name, drains).await,
             Request::TokenCreate { valid_ms } => self.make_token(valid_ms).await,
             Request::TokenList => self.list_tokens().await,
             Request::TokenRevoke { of } => self.revoke_tokens(&of).await,

@@ -243,6 +243,8 @@ pub(super) async fn status(service: &Service) -> Result<Status> {
             workers: n.workers,
             leads: info.is_some_and(|i| i.leads),
             votes: info.is_some_and(|i| i.votes),
+            drains: n.drains,
+            shards: state.shards_at(n.id) as u64,
         }
     };
     let mut gateways: Vec<GatewayInfo> = answers.values().flat_map(|a| a.info.gateways.clone()).collect();

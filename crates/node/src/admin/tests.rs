@@ -275,9 +275,9 @@ async fn any_node_takes_commands_and_all_see_them() {
     }
     ask(&nodes[1], Request::VolumeResize { name: "v0".into(), size: 2 << 30 }).await.unwrap();
     ask(&nodes[2], Request::VolumeDelete { name: "v1".into(), force: false, with_snapshots: false }).await.unwrap();
+    level(&nodes).await;
     let e = ask(&nodes[0], Request::VolumeShow { name: "v1".into() }).await.unwrap_err();
     assert!(e.kind == ErrorKind::NotFound && e.text.contains("volume list"), "{e}");
-    level(&nodes).await;
     for node in &nodes {
         assert!(node.plane.state().volumes().eq(nodes[0].plane.state().volumes()));
         assert_eq!(node.plane.state().volume_by_name("v0").unwrap().size, 2 << 30);

@@ -1,6 +1,7 @@
 //! The words of the command line. Values are checked here as far as they can be without a cluster.
 
 use super::clones::{CLONE_HELP, CloneArgs, FLATTEN_HELP, FlattenArgs};
+use super::drain::DrainArgs;
 use super::image::args::{EXPORT_HELP, ExportArgs, IMPORT_HELP, ImportArgs};
 use super::joining::{ClusterCommand, JoinArgs};
 use super::rollback::args::{REWIND_HELP, ROLLBACK_HELP, RewindArgs, RollbackArgs};
@@ -238,6 +239,8 @@ pub struct NodeArgs {
 pub enum NodeCommand {
     /// Make the data directory of a node that joins a cluster
     Join(JoinArgs),
+    /// Have others take the places of a node, so that it can be taken away
+    Drain(DrainArgs),
     /// Start a node of a local cluster again
     Start(SwitchArgs),
     /// Stop a node of a local cluster, and leave it down; other nodes take over its heads first

@@ -2,9 +2,9 @@
 
 use crate::admin::Client;
 use crate::timing;
-use freebs_control::api::{EventsOf, GatewayInfo, Reply, Request, VolumeStatus};
+use freebs_control::api::{EventsOf, GatewayInfo, MemberState, Reply, Request, ShardReport, VolumeStatus};
 use freebs_control::events::{EVENTS_PAGE_MAX, Event, EventKind};
-use freebs_types::{Error, Result};
+use freebs_types::{Error, ErrorKind, Result};
 use std::time::{Duration, UNIX_EPOCH};
 
 /// A connection to the first of the `--cluster` addresses that answers.
@@ -45,6 +45,45 @@ pub async fn wait_until(
     };
     let _ = tokio::time::timeout(timing::USABLE_MAX, ask).await;
     volume
+}
+
+/// Returns once that node, which was started just now, answers there.
+pub async fn answers(name: &str, address: &str) -> Result<()> {
+    let ask = async {
+        loop {
+            match Client::connect(address).await {
+                Ok(_) => return,
+                Err(_) => tokio::time::sleep(timing::START_LOOK).await,
+            }
+        }
+    };
+    tokio::time::timeout(timing::START_MAX, ask).await.map_err(|_| Error {
+        kind: ErrorKind::Retry,
+        text: format!("{name} was started and does not answer at {address} yet; its log says why").into(),
+    })
+}
+
+/// True once a node orders in that shard, and the others have followed; false if it does not in time.
+pub async fn orders_at(client: &Client, volume: VolumeStatus, node: &str, shard: u32) -> bool {
+    let volume = wait_until(client, volume, |v| leads(v, node, Some(shard)) && is_settled(v)).await;
+    leads(&volume, node, Some(shard))
+}
+
+/// True if the node is head of the shard, or of all shards that it is a member of, and orders there.
+pub fn leads(v: &VolumeStatus, node: &str, shard: Option<u32>) -> bool {
+    let is_asked_for = |s: &&ShardReport| match shard {
+        Some(index) => s.id.ends_with(&format!(".{index}")),
+        None => s.members.iter().any(|m| m.node == node),
+    };
+    let orders =
+        |s: &ShardReport| s.head == node && s.members.iter().any(|m| m.node == node && m.state == MemberState::Active);
+    v.shards.iter().filter(is_asked_for).all(orders)
+}
+
+/// True if all members have followed, but for those that do not answer: they may be away for long.
+pub fn is_settled(v: &VolumeStatus) -> bool {
+    let has_followed = |s: MemberState| matches!(s, MemberState::Active | MemberState::Down | MemberState::Failed);
+    v.shards.iter().flat_map(|s| &s.members).all(|m| has_followed(m.state))
 }
 
 pub fn unexpected() -> Error {

@@ -1,15 +1,14 @@
 //! `freebs status`, and `freebs node start|stop` on a local cluster.
 
 use super::args::{DEFAULT_DATA, SwitchArgs};
-use super::asked::{connect, unexpected};
+use super::asked::{answers, connect, unexpected};
 use super::output::{Output, table};
 use super::volume::volume_table;
-use crate::admin::Client;
 use crate::options::DEFAULT_CLUSTER;
 use crate::timing;
 use crate::up::socket::{self, Reply as UpReply, Request as UpRequest};
 use freebs_control::api::{Reply, Request, Status};
-use freebs_types::{Error, ErrorKind, Result};
+use freebs_types::Result;
 use serde::Serialize;
 use std::path::Path;
 use std::process::ExitCode;
@@ -31,7 +30,12 @@ fn people(s: &Status) -> String {
             (_, _, true) => "votes",
             _ => "learns",
         };
-        vec![n.name.clone(), n.state.clone(), n.address.clone(), pid, n.workers.to_string(), control.into()]
+        let state = match (n.drains, n.shards) {
+            (false, _) => n.state.clone(),
+            (true, 0) => format!("{}, drained", n.state),
+            (true, left) => format!("{}, draining ({left} left)", n.state),
+        };
+        vec![n.name.clone(), state, n.address.clone(), pid, n.workers.to_string(), control.into()]
     });
     let header = ["NODE", "STATE", "ADDRESS", "PID", "WORKERS", "CONTROL"];
     let mut out = table(&header, &["PID", "WORKERS"], nodes.collect());
@@ -70,19 +74,4 @@ pub fn node_switch(args: &SwitchArgs, cluster: Option<&str>, start: bool, output
         None => format!("{} is down; `freebs node start {}` starts it again", s.node, s.node),
     });
     Ok(ExitCode::SUCCESS)
-}
-
-async fn answers(name: &str, address: &str) -> Result<()> {
-    let ask = async {
-        loop {
-            match Client::connect(address).await {
-                Ok(_) => return,
-                Err(_) => tokio::time::sleep(timing::START_LOOK).await,
-            }
-        }
-    };
-    tokio::time::timeout(timing::START_MAX, ask).await.map_err(|_| Error {
-        kind: ErrorKind::Retry,
-        text: format!("{name} was started and does not answer at {address} yet; its log says why").into(),
-    })
 }

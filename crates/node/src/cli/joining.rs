@@ -1,4 +1,5 @@
-//! `freebs cluster init` and `freebs node join`: clusters of nodes that join one after the other.
+//! `freebs cluster init` and `freebs node join`: clusters of nodes that join one after the other. And where the other commands
+//! about clusters are brought to their rooms.
 //!
 //! Invariants: a data directory gets its cluster file last, so one that has it has all that a start needs; until then the
 //! same command goes on where it was, also with another token: the cluster knows the key. A token is told to nobody off
@@ -6,6 +7,8 @@
 
 use super::asked::unexpected;
 use super::output::Output;
+use super::rebalance::{self, RebalanceArgs};
+use super::restart::{self, RestartArgs};
 use super::tokens::{self, TokenArgs, ask_again, connect_here};
 use super::values::{DEFAULT_DATA, address, size, workers};
 use crate::cluster_file::{self, ClusterFile, ClusterNode};
@@ -46,6 +49,10 @@ pub enum ClusterCommand {
     /// Print a token with which one node can join the cluster; list tokens, and revoke them
     #[command(after_help = tokens::TOKEN_HELP)]
     Token(TokenArgs),
+    /// Start all nodes of a local cluster again, one after the other
+    Restart(RestartArgs),
+    /// Spread the heads of shards over the nodes
+    Rebalance(RebalanceArgs),
 }
 
 /// The shape of a node whose data directory is made.
@@ -117,8 +124,11 @@ fn show(output: &Output, file: &ClusterFile, what: &str) {
     output.show(&made, |m| format!("{what}\n`freebs node --data {}` runs it", m.data.display()));
 }
 
-pub async fn cluster(command: ClusterCommand, cluster: &str, output: &Output) -> Result<ExitCode> {
+pub async fn cluster(command: ClusterCommand, named: Option<&str>, output: &Output) -> Result<ExitCode> {
+    let cluster = named.unwrap_or(DEFAULT_CLUSTER);
     match command {
+        ClusterCommand::Restart(args) => restart::run(args, named, output).await,
+        ClusterCommand::Rebalance(args) => rebalance::run(&args, cluster, output).await,
         ClusterCommand::Init(args) => init(args, output),
         ClusterCommand::Token(args) => tokens::run(&args, cluster, output).await,
     }

@@ -10,12 +10,15 @@ pub mod cluster;
 mod control;
 mod device;
 mod diff;
+mod drain;
 mod events;
 mod history;
 mod image;
 mod joining;
 pub mod output;
+mod rebalance;
 mod recover;
+mod restart;
 mod rollback;
 mod run;
 pub mod signals;
@@ -67,11 +70,12 @@ fn dispatch(cli: Cli, output: &Output) -> Result<ExitCode> {
             match command {
                 None => run::node(options).map(|()| ExitCode::SUCCESS),
                 Some(NodeCommand::Join(a)) => block_on(joining::join(a, output)),
+                Some(NodeCommand::Drain(a)) => block_on(drain::run(a, &cluster, output)),
                 Some(NodeCommand::Start(a)) => cluster::node_switch(&a, named.as_deref(), true, output),
                 Some(NodeCommand::Stop(a)) => cluster::node_switch(&a, named.as_deref(), false, output),
             }
         }
-        Command::Cluster(c) => block_on(joining::cluster(c, &cluster, output)),
+        Command::Cluster(c) => block_on(joining::cluster(c, named.as_deref(), output)),
         Command::Gateway(args) => run::gateway(args, &cluster).map(|()| ExitCode::SUCCESS),
         Command::Volume(v) => block_on(volume::run(v, &cluster, output)),
         Command::Backup(b) => block_on(backup::run(b, &cluster, output)),

@@ -1,7 +1,7 @@
 //! `freebs volume …`
 
 use super::args::{CreateArgs, VolumeCommand};
-use super::asked::{connect, show, unexpected, wait_until};
+use super::asked::{connect, is_settled, leads, show, unexpected, wait_until};
 use super::attachments;
 use super::clones::{self, CloneArgs};
 use super::history;
@@ -211,23 +211,6 @@ async fn move_head(
     }
     output.show(&volume, |_| format!("{node} is head of volume {name}"));
     Ok(ExitCode::SUCCESS)
-}
-
-/// True if the node is head of the shard, or of all shards that it is a member of, and orders there.
-fn leads(v: &VolumeStatus, node: &str, shard: Option<u32>) -> bool {
-    let is_asked_for = |s: &&ShardReport| match shard {
-        Some(index) => s.id.ends_with(&format!(".{index}")),
-        None => s.members.iter().any(|m| m.node == node),
-    };
-    let orders =
-        |s: &ShardReport| s.head == node && s.members.iter().any(|m| m.node == node && m.state == MemberState::Active);
-    v.shards.iter().filter(is_asked_for).all(orders)
-}
-
-/// True if all members have followed, but for those that do not answer: they may be away for long.
-fn is_settled(v: &VolumeStatus) -> bool {
-    let has_followed = |s: MemberState| matches!(s, MemberState::Active | MemberState::Down | MemberState::Failed);
-    v.shards.iter().flat_map(|s| &s.members).all(|m| has_followed(m.state))
 }
 
 async fn delete(

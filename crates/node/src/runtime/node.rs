@@ -61,8 +61,7 @@ async fn node(options: NodeOptions) -> Result<()> {
     let membership = Membership::of(&options)?;
     let seat = seat_options(&options, &membership, events.clone())?;
     let was_in_use = seat.was_in_use || seat.came_with.0 > 0;
-    let pulse = seat.pulse.clone();
-    let plane = Plane::seat(seat).await?;
+    let (pulse, plane) = (seat.pulse.clone(), Plane::seat(seat).await?);
     membership.begin(&plane)?;
     let door = Rc::new(Door::new(plane.clone(), me.name.clone(), was_in_use));
     // The others need this node's seat as much as it needs theirs, and long before its devices are recovered.
@@ -100,7 +99,6 @@ async fn node(options: NodeOptions) -> Result<()> {
         registered = plane.register(&me, begun, key) => match registered {
             Ok(taken_in) => {
                 membership.taken_in();
-                plane.taken_in().await;
                 let taken_in = door.taken_in.get_or_init(|| taken_in);
                 serve_all(&options, plane.clone(), &service, workers, taken_in).await.map(|()| false)
             }
@@ -345,6 +343,7 @@ async fn serve_all(
     workers: Workers,
     _: &TakenIn,
 ) -> Result<()> {
+    plane.taken_in().await;
     let control = Arc::new(plane);
     pass_on_state(control.clone(), workers.clone());
     if let Some(nbd) = &options.nbd {

@@ -17,6 +17,7 @@ mod clones;
 mod control_rebuild;
 mod damage;
 mod databases;
+mod draining;
 mod events;
 mod faults;
 mod filesystem;

@@ -83,7 +83,12 @@ impl Network for Wire {
     }
 
     fn devices(&self) -> Devices {
-        if self.about.works.get() { Devices::Work } else { Devices::Begin }
+        let silent = self.seats.upgrade().is_some_and(|s| s.host(self.from.node).is_some_and(|h| h.disk.is_silent()));
+        match self.about.works.get() {
+            _ if silent => Devices::Silent,
+            true => Devices::Work,
+            false => Devices::Begin,
+        }
     }
 }
 

@@ -1,0 +1,178 @@
+//! Nodes that are emptied: no volume ever has fewer whole copies, and each step is one that the chain can take.
+
+use freebs_control::{Ack, Command, CreateVolume, DrainStep, Shard, State};
+use freebs_types::{ClusterId, ErrorKind, NodeId, ShardId, StartNumber, VolumeId};
+use std::collections::BTreeSet;
+
+const SHARD: ShardId = ShardId::new(1, 0);
+
+fn cluster(nodes: u64, copies: u8, ack: Ack, min_copies: u8) -> State {
+    let mut s = State::new(ClusterId([7; 16]));
+    for n in 1..=nodes {
+        let (name, address) = (format!("node{n}"), format!("h{n}:1"));
+        let start = StartNumber(1);
+        s.apply(Command::RegisterNode { node: NodeId(n), name, address, workers: 1, start }).unwrap();
+    }
+    let (copies, min_copies) = (Some(copies), Some(min_copies));
+    let new = CreateVolume { name: "data".into(), size: 1 << 30, copies, ack, min_copies, ..CreateVolume::default() };
+    s.apply(Command::CreateVolume(new)).unwrap();
+    open(&mut s);
+    s
+}
+
+fn shard(s: &State) -> Shard {
+    s.shard(SHARD).unwrap().clone()
+}
+
+/// The head opens the view that follows.
+fn open(s: &mut State) {
+    let sh = shard(s);
+    let node = sh.head().unwrap();
+    let start = s.node(node).unwrap().start;
+    s.apply(Command::ProposeView { shard: SHARD, active: sh.active, node, start }).unwrap();
+    let (view, generation) = (shard(s).highest, s.volume(VolumeId(1)).unwrap().generation);
+    s.apply(Command::ActivateView { shard: SHARD, view, generation }).unwrap();
+}
+
+fn complete(s: &mut State) {
+    let sh = shard(s);
+    let nodes = [sh.joining, sh.learning].concat();
+    s.apply(Command::MembersComplete { shard: SHARD, view: sh.active, nodes }).unwrap();
+}
+
+fn drain(s: &mut State, node: u64) {
+    s.apply(Command::DrainNode { node: NodeId(node), drains: true }).unwrap();
+}
+
+fn step(s: &mut State, away: &[u64]) -> Option<DrainStep> {
+    let of: BTreeSet<NodeId> = away.iter().copied().map(NodeId).collect();
+    let step = s.drain_steps(&of).first().map(|found| found.1);
+    let away = away.iter().map(|n| (NodeId(*n), StartNumber(1))).collect();
+    s.apply(Command::DrainChains { away }).unwrap();
+    step
+}
+
+/// Members that have everything, of the view that answers.
+fn whole(s: &State) -> usize {
+    let sh = shard(s);
+    let lacks = |n: &&NodeId| sh.joining.contains(n) || sh.learning.contains(n);
+    sh.view_members().iter().filter(|n| !lacks(n)).count()
+}
+
+/// A node of each kind of chain is emptied, be it head or not: another one comes first, and only when it has everything the node
+/// leaves.
+#[test]
+fn another_node_has_everything_before_one_leaves() {
+    for (copies, ack, min) in [(1, Ack::Majority, 1), (2, Ack::All, 2), (3, Ack::Majority, 2), (3, Ack::All, 1)] {
+        for node in 1..=u64::from(copies) {
+            let mut s = cluster(u64::from(copies) + 1, copies, ack, min);
+            let new = NodeId(u64::from(copies) + 1);
+            drain(&mut s, node);
+            let mut least = whole(&s);
+            let mut look = |s: &State| least = least.min(whole(s));
+            assert_eq!(step(&mut s, &[]), Some(DrainStep::Comes(new)), "{copies}, {node}");
+            look(&s);
+            assert_eq!(step(&mut s, &[]), None, "it learns");
+            open(&mut s);
+            look(&s);
+            assert_eq!(step(&mut s, &[]), None, "it may lack something");
+            complete(&mut s);
+            look(&s);
+            assert_eq!(step(&mut s, &[]), Some(DrainStep::Leaves(NodeId(node))), "{copies}, {node}");
+            assert_eq!(s.shards_at(NodeId(node)), 1, "until the view without it is active it may be needed");
+            look(&s);
+            open(&mut s);
+            look(&s);
+            assert_eq!(least, usize::from(copies), "{copies}, {node}");
+            assert!(!shard(&s).members.contains(&NodeId(node)) && shard(&s).members.len() == usize::from(copies));
+            assert_eq!((s.shards_at(NodeId(node)), step(&mut s, &[])), (0, None));
+        }
+    }
+}
+
+#[test]
+fn a_drain_without_room_says_how_much_is_missing() {
+    let mut s = cluster(3, 3, Ack::Majority, 2);
+    let e = s.apply(Command::DrainNode { node: NodeId(2), drains: true }).unwrap_err();
+    assert_eq!(e.kind, ErrorKind::NoSpace);
+    for words in ["without node2 there are 2 nodes", "a volume has up to 3 (data)", "1 more is needed"] {
+        assert!(e.text.contains(words), "{e}");
+    }
+    assert!(!s.drains(NodeId(2)));
+    // With a fourth it is possible, and of the next one not any more.
+    let (name, address) = ("node4".into(), "h4:1".into());
+    s.apply(Command::RegisterNode { node: NodeId(4), name, address, workers: 1, start: StartNumber(1) }).unwrap();
+    drain(&mut s, 2);
+    assert!(s.apply(Command::DrainNode { node: NodeId(3), drains: true }).is_err());
+    // One that has none of it may always go.
+    let mut s = cluster(2, 1, Ack::Majority, 1);
+    drain(&mut s, 2);
+    assert!(s.apply(Command::DrainNode { node: NodeId(1), drains: true }).is_err(), "nobody is left");
+    s.apply(Command::DrainNode { node: NodeId(2), drains: false }).unwrap();
+    drain(&mut s, 1);
+    let e = s.apply(Command::DrainNode { node: NodeId(9), drains: true }).unwrap_err();
+    assert_eq!(e.kind, ErrorKind::NotFound);
+}
+
+/// Nothing new comes to it, neither as a new volume nor in place of others.
+#[test]
+fn nothing_comes_to_a_node_that_drains() {
+    let mut s = cluster(5, 3, Ack::Majority, 2);
+    drain(&mut s, 4);
+    let new = CreateVolume { name: "more".into(), size: 1 << 30, shards: Some(8), ..CreateVolume::default() };
+    s.apply(Command::CreateVolume(new)).unwrap();
+    let more = s.volume_by_name("more").unwrap().clone();
+    assert!(more.shards.iter().all(|sh| !sh.members.contains(&NodeId(4))));
+    let gone = vec![(NodeId(3), StartNumber(1))];
+    s.apply(Command::ReplaceMembers { gone, failed: vec![] }).unwrap();
+    assert_eq!(shard(&s).members, [1, 2, 5].map(NodeId));
+    // It stays so when it is started again, and when the state is read again.
+    let (name, address) = ("node4".into(), "h4:1".into());
+    s.apply(Command::RegisterNode { node: NodeId(4), name, address, workers: 1, start: StartNumber(2) }).unwrap();
+    let s = State::decode(&s.encode()).unwrap();
+    assert!(s.drains(NodeId(4)));
+}
+
+/// Others that are away hold up neither more nor less than they do otherwise.
+#[test]
+fn a_node_leaves_only_where_the_others_answer() {
+    let mut s = cluster(4, 3, Ack::Majority, 2);
+    drain(&mut s, 1);
+    assert_eq!(step(&mut s, &[4]), None, "nobody is there to come");
+    assert_eq!(step(&mut s, &[2, 3]), None, "too few are there for a longer chain");
+    assert_eq!(step(&mut s, &[]), Some(DrainStep::Comes(NodeId(4))));
+    open(&mut s);
+    complete(&mut s);
+    assert_eq!(step(&mut s, &[2, 3]), None, "the two that are left of three would not be enough");
+    assert_eq!(step(&mut s, &[2]), Some(DrainStep::Leaves(NodeId(1))));
+    open(&mut s);
+    assert_eq!(shard(&s).members, [2, 3, 4].map(NodeId));
+}
+
+/// The node that had come stayed for ever, and each time one more.
+#[test]
+fn a_drain_that_is_undone_leaves_no_chain_longer() {
+    let mut s = cluster(5, 3, Ack::Majority, 2);
+    for drained in [2, 1] {
+        drain(&mut s, drained);
+        assert!(matches!(step(&mut s, &[]), Some(DrainStep::Comes(_))));
+        open(&mut s);
+        complete(&mut s);
+        s.apply(Command::DrainNode { node: NodeId(drained), drains: false }).unwrap();
+        assert_eq!(shard(&s).members.len(), 4);
+        let last = *shard(&s).members.last().unwrap();
+        assert_eq!(step(&mut s, &[]), Some(DrainStep::Leaves(last)));
+        open(&mut s);
+        assert_eq!((shard(&s).members, step(&mut s, &[])), ([1, 2, 3].map(NodeId).to_vec(), None));
+    }
+}
+
+/// A chain that had become shorter for a while needed fewer nodes, and could not become longer again.
+#[test]
+fn room_is_reckoned_from_the_copies_that_volumes_are_to_have() {
+    let mut s = cluster(3, 3, Ack::All, 1);
+    s.apply(Command::LeaveChains { failed: vec![(NodeId(3), StartNumber(1))], shards: vec![] }).unwrap();
+    open(&mut s);
+    assert_eq!(shard(&s).members.len(), 2);
+    assert!(s.apply(Command::DrainNode { node: NodeId(3), drains: true }).is_err());
+}
