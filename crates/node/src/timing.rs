@@ -52,6 +52,11 @@ pub const SEAT_LOOK: Duration = Duration::from_millis(100);
 pub const KNOCK_MAX: Duration = Duration::from_secs(1);
 /// After this time it is let in again; meanwhile it is told that it is no member.
 pub const KNOCK_AGAIN: Duration = Duration::from_secs(30);
+/// Somebody without a certificate has this long to join, which is several times what a command may take: then it has to
+/// connect again.
+pub const JOINING_MAX: Duration = Duration::from_secs(60);
+/// Of those who were refused at the door it is told at most this often: anybody can knock, and each line takes room.
+pub const KNOCKS_TOLD_EVERY: Duration = Duration::from_secs(10);
 /// A member gives a node that does not know it this long to learn of it: one that begins to lead may be behind.
 pub const UNKNOWN_MAX: Duration = Duration::from_secs(3);
 /// A node that was never taken in gives up if it has heard for this long of another cluster only: a wrong address in
