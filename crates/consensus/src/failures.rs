@@ -150,10 +150,12 @@ impl Failures {
         (failed, ask)
     }
 
-    /// Those of the nodes that have failed that are gone.
+    /// Those of the nodes that have failed that are gone. Others take the places of one that is being emptied anyway, so it is
+    /// waited for for less long.
     #[must_use]
-    pub fn gone(nodes: &[Look], gone_ms: u64) -> BTreeSet<NodeId> {
-        nodes.iter().filter(|n| n.idle_ms >= gone_ms).map(|n| n.node).collect()
+    pub fn gone(nodes: &[Look], gone_ms: u64, drains: impl Fn(NodeId) -> bool) -> BTreeSet<NodeId> {
+        let most = |n: &Look| if drains(n.node) { gone_ms.min(timing::DRAINED_GONE_MS) } else { gone_ms };
+        nodes.iter().filter(|n| n.idle_ms >= most(n)).map(|n| n.node).collect()
     }
 
     /// The commands that are due, if any: shorter chains where those that have failed are needed, other heads for them, or for
@@ -171,9 +173,6 @@ impl Failures {
         commands.extend(self.go_on(state));
         commands.extend(self.fail_over(state, failed));
         commands.extend(self.late(now_ms, state, failed));
-        // A node that was being emptied and has failed is not waited for.
-        let draining = state.draining();
-        let gone = &gone.union(&failed.intersection(&draining).copied().collect()).copied().collect();
         if commands.is_empty() {
             // Heads first: a chain changes its members under one that is there.
             commands.extend(self.replace(state, failed, gone));
@@ -182,7 +181,7 @@ impl Failures {
             commands.extend(self.extend(now_ms, state, failed, gone));
         }
         if commands.is_empty() {
-            commands.extend(self.drain(state, failed, gone));
+            commands.extend(self.drain(now_ms, state, failed, gone));
         }
         commands
     }
@@ -230,8 +229,14 @@ impl Failures {
     }
 
     /// The next steps for nodes that are being emptied, and for chains that are too long.
-    fn drain(&mut self, state: &State, failed: &BTreeSet<NodeId>, gone: &BTreeSet<NodeId>) -> Option<Command> {
-        let away: BTreeSet<NodeId> = failed.union(gone).copied().collect();
+    fn drain(
+        &mut self,
+        now_ms: u64,
+        state: &State,
+        failed: &BTreeSet<NodeId>,
+        gone: &BTreeSet<NodeId>,
+    ) -> Option<Command> {
+        let away: BTreeSet<NodeId> = failed.union(gone).copied().chain(self.returns.held(now_ms)).collect();
         let now = (state.revision(), away);
         if self.drained.as_ref() == Some(&now) {
             return None;

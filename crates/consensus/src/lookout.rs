@@ -110,7 +110,7 @@ impl Lookout {
             let others = looks.iter().filter(|l| l.node != node && !l.lost && !failed.contains(&l.node));
             findings.ask.extend(others.take(ASKED_MAX).map(|other| (other.node, node)));
         }
-        let gone = Failures::gone(&looks, timing.gone_ms);
+        let gone = Failures::gone(&looks, timing.gone_ms, |node| state.drains(node));
         let commands = self.failures.decide(now_ms, state, &failed, &gone);
         self.deciding = !commands.is_empty();
         if self.deciding {
@@ -139,14 +139,16 @@ impl Lookout {
         heartbeat_ms: u64,
     ) -> Look {
         let ignores = self.mutant == Some(Mutant::HeardIsEnough);
-        let devices = if ignores { Devices::Work } else { sight.devices };
         let floor = if self.led_before == Some(node) { 0 } else { since };
+        // A word of before this lead may be old: who says it may have said another one since, to the leader of that time.
+        let is_old = sight.heard_ms <= floor;
+        let devices = if ignores || is_old { Devices::Work } else { sight.devices };
         let heard = sight.heard_ms.max(floor);
         let is_new = now < since + FIRST_ANSWER * heartbeat_ms;
         let silent_ms = if is_new { 0 } else { now.saturating_sub(heard) };
         // One that is not known to have worked in this lead may have begun with it.
         let idle_ms = now.saturating_sub(sight.worked_ms.max(floor)).max(silent_ms);
-        let has_worked = sight.worked_ms > since;
+        let has_worked = sight.worked_ms > floor;
         let idle_ms = if devices == Devices::Work || is_new { silent_ms } else { idle_ms };
         Look { node, start, silent_ms, lost: sight.lost, devices, idle_ms, has_worked }
     }

@@ -17,6 +17,7 @@ use crate::log::{Applied, Log, Watcher};
 use crate::lookout::Lookout;
 use crate::machine::{Answer, Machine, Proposal};
 use crate::mutant::Mutant;
+use crate::peer::watch::Works;
 use crate::runtime::{Receiver, watched};
 use crate::sound;
 use crate::store::Store;
@@ -106,8 +107,8 @@ struct Inner {
     /// Heartbeat intervals since the start.
     tick: Cell<u64>,
     heard: RefCell<BTreeMap<Seat, u64>>,
-    /// The state of each node's devices, as it said last, and the interval in which they were last said to work; 0 if never.
-    works: RefCell<BTreeMap<NodeId, (Devices, u64)>>,
+    /// The state of each node's devices, as it says it.
+    works: RefCell<BTreeMap<NodeId, Works>>,
     starts: RefCell<BTreeMap<Seat, StartNumber>>,
     contacts: RefCell<BTreeSet<NodeId>>,
     joining: RefCell<BTreeSet<Seat>>,
@@ -127,8 +128,10 @@ struct Inner {
     asks: Cell<bool>,
     /// One that leads or votes beside it, although the only vote is its own: the store is old.
     rival: Cell<Option<Seat>>,
-    /// The control state was made again since the one here: the highest founding that others have named, 0 for none.
-    superseded: Cell<u64>,
+    /// The control state was made again since the one here: the highest founding that others have named, and who did.
+    superseded: Cell<Option<(u64, NodeId)>>,
+    /// The founding of the first leader that has sent anything to a seat that knew none; 0 before.
+    taken: Cell<u64>,
     /// Nodes that are being asked whether there is one.
     asked: RefCell<BTreeSet<NodeId>>,
     /// Somebody wants to be taken in.
@@ -240,6 +243,7 @@ impl Peer {
             asks: Cell::new(asks),
             rival: Cell::default(),
             superseded: Cell::default(),
+            taken: Cell::default(),
             asked: RefCell::default(),
             woken: Notify::new(),
             lookout: RefCell::new(lookout),
@@ -369,7 +373,8 @@ impl Peer {
     /// Asks for votes now instead of after the time for that, if this seat votes and nobody leads. The others vote only if
     /// they hear of no leader either. Who votes alone asks them something else first.
     pub async fn stand(&self) {
-        if self.votes() && self.leader().0.is_none() && !self.0.asks.get() {
+        let can_write = self.0.links.devices() != Devices::Silent;
+        if can_write && self.votes() && self.leader().0.is_none() && !self.0.asks.get() {
             // Without it the election comes by itself, only later.
             let _ = self.0.raft.trigger().elect(true).await;
         }
@@ -409,7 +414,7 @@ impl Peer {
     async fn read_inbox(self, mut messages: mpsc::Receiver<Vec<u8>>) {
         while let Some(bytes) = messages.recv().await {
             let Ok((envelope, message)) = Message::decode(&bytes) else { continue };
-            if !self.is_of_this_founding(&envelope) {
+            if !self.is_of_this_founding(&envelope, &message) {
                 continue;
             }
             if let Message::Outdated(start) = message {
@@ -443,15 +448,23 @@ impl Peer {
 
     /// False for a message of a seat whose state comes from another founding: nothing is taken from one into another. The seat
     /// with the lower number decides nothing from then on.
-    fn is_of_this_founding(&self, e: &Envelope) -> bool {
-        let (mine, theirs) = (self.0.links.founding(), e.founding);
+    fn is_of_this_founding(&self, e: &Envelope, message: &Message) -> bool {
+        let (known, theirs) = (self.0.links.founding(), e.founding);
+        // A seat that knows nothing yet takes all from the first one that gives it something.
+        let mine = if known > 0 { known } else { self.0.taken.get() };
+        if mine == 0 && matches!(message, Message::Append(_) | Message::Piece { .. }) {
+            self.0.taken.set(theirs);
+        }
         let is_any = self.0.store.mutant() == Some(Mutant::EveryFoundingIsHeard);
         let is_same = mine == 0 || theirs == 0 || mine == theirs || is_any;
         if !is_same && e.cluster == self.0.links.cluster && e.to.node == self.seat().node {
-            if theirs > mine {
-                self.0.superseded.set(theirs.max(self.0.superseded.get()));
+            // As with any other word, an old image of a node is not believed (rule V8).
+            let registered = self.0.state.now().node(e.from.node).map_or(StartNumber(0), |n| n.start);
+            if theirs > mine && e.start >= registered {
+                let known = self.0.superseded.get().filter(|(of, _)| *of >= theirs);
+                self.0.superseded.set(known.or(Some((theirs, e.from.node))));
                 self.0.told.notify_waiters();
-            } else {
+            } else if theirs < mine {
                 // The number in it is what it says. If it is lost, the next message is answered so.
                 let _ = self.0.links.send(e.from, 0, &Message::Here);
             }
@@ -494,11 +507,12 @@ impl Peer {
     /// An error, once the others have said that this node runs on an old image of its devices, or of its control store. It
     /// decides nothing then.
     pub fn check_outdated(&self) -> Result<()> {
-        if self.0.superseded.get() > self.0.links.founding() {
+        if let Some((_, by)) = self.0.superseded.get().filter(|(of, _)| *of > self.0.links.founding()) {
             return Err(Error::corrupt(format!(
-                "the control state was made again (`freebs control rebuild`) since node {} had a part in it: its control \
-                 store is of before, and decides nothing. Move control.store and control.note of this node away: it learns \
-                 from the others then",
+                "node {by} says that the control state was made again (`freebs control rebuild`) since node {} had a part in \
+                 it: the control store here would be of before, and decides nothing. If that is so, rename control.store and \
+                 control.note of this node: it learns from the others then. If it was not made again for this cluster, stop \
+                 node {by}, start this one again, and move nothing",
                 self.seat().node
             )));
         }
@@ -820,10 +834,10 @@ impl Peer {
             self.ask_to_join();
         }
         loop {
-            self.say_silence();
             let woken = std::pin::pin!(self.0.woken.notified());
             if let Either::Left(_) = select(tick.as_mut(), woken).await {
                 self.0.tick.set(self.0.tick.get() + 1);
+                self.say_silence();
                 tick = Box::pin(tokio::time::sleep(interval));
             }
             if !self.0.raft.is_leader() {

@@ -73,6 +73,8 @@ pub(crate) const SNAPSHOT_MS: u64 = 60_000;
 /// Milliseconds after which others are asked again about a node that can't be reached: the other one looks for up to
 /// `REACH_EVERY` times ten, and the question or its answer may be lost.
 pub(crate) const DOUBT_AGAIN_MS: u64 = 300;
+/// Milliseconds after which a node that is being emptied is gone: longer than a restart takes.
+pub(crate) const DRAINED_GONE_MS: u64 = 30_000;
 /// Milliseconds for which a node that had failed is heard without a pause before it comes back to a chain that it left.
 pub(crate) const RETURN_MS: u64 = 1000;
 /// The same at most, after doubling each time that it fails again.
@@ -96,6 +98,8 @@ pub(crate) const ALONE_ASKS: Duration = Duration::from_millis(2 * STAND_AFTER_MS
 pub(crate) const ALONE_AGAIN: Duration = Duration::from_millis(50);
 /// Heartbeats after which who leads alone asks again: those that it did not reach may be there by now.
 pub(crate) const ALONE_LOOK_TICKS: u64 = 5;
+/// Heartbeats for which a node has to say that its device does not answer before that is believed.
+pub(crate) const SILENT_SAID: u64 = 2;
 /// Heartbeats after which a node whose device did not answer judges others by theirs: one on the same disk says in the next one or
 /// two that its device answers, too.
 pub(crate) const JUDGES_AFTER: u64 = 5;

@@ -426,6 +426,8 @@ pub struct Joined {
     pub node: NodeId,
     /// The others.
     pub peers: Vec<ClusterPeer>,
+    /// The node's certificate, in hexadecimal digits.
+    pub certificate: String,
 }
 
 /// A gateway, or a node that serves NBD itself.

@@ -5,14 +5,14 @@
 //! leaves. So at no time there are fewer copies than before. One that has failed meanwhile is replaced at once, like one that is
 //! gone for good.
 //!
-//! Invariants: a member leaves only if as many others have everything as the volume is to have copies; and a node drains only if
-//! there are nodes for that.
+//! Invariants: a member leaves only if as many others are members, and have everything, as the volume is to have copies; so a
+//! chain is never longer than that by more than one. A node drains only if there are nodes for all copies without it.
 
 use crate::apply::shard_of;
 use crate::command::Outcome;
 use crate::limits;
 use crate::state::{Node, Shard, State, Volume};
-use freebs_types::{Error, NodeId, Result, ShardId, StartNumber};
+use freebs_types::{Error, NodeId, Result, ShardId, StartNumber, limits as common};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -24,15 +24,21 @@ const NAMED_MAX: usize = 5;
 pub enum DrainStep {
     /// This node comes to the chain, and learns.
     Comes(NodeId),
-    /// This member leaves it.
-    Leaves(NodeId),
+    /// A member leaves it.
+    Leaves {
+        /// The member.
+        node: NodeId,
+        /// The head from then on.
+        head: NodeId,
+    },
 }
 
 impl Shard {
     /// The member leaves for good. It keeps what it has until the view without it is active.
-    fn part(&mut self, node: NodeId) {
+    fn part(&mut self, node: NodeId, head: NodeId) {
         self.active_members.clone_from(&self.members);
         self.members.retain(|n| *n != node);
+        self.members.sort_by_key(|n| *n != head);
         self.keepers.push(node);
         self.pending = None;
     }
@@ -78,13 +84,21 @@ impl State {
         Ok(Outcome::Moved)
     }
 
-    /// `NoSpace` if a volume would have fewer copies than it can have now.
+    /// `NoSpace` if there would be too few nodes for all copies of all volumes, `Invalid` if a chain could not become longer.
     fn has_room_without(&self, node: &Node) -> Result<()> {
-        let homes = self.homes();
-        let left = homes.saturating_sub(usize::from(node.start.0 > 0 && !node.drains));
-        let needs = |v: &Volume| usize::from(v.copies).min(homes);
-        let short: Vec<&Arc<Volume>> = self.volumes.values().filter(|v| needs(v) > left).collect();
-        let Some(most) = short.iter().map(|v| needs(v)).max() else { return Ok(()) };
+        let full = |v: &&Arc<Volume>| {
+            let is_at = v.shards.iter().any(|s| s.members.contains(&node.id));
+            is_at && usize::from(v.copies) >= common::CHAIN_MEMBERS_MAX
+        };
+        if let Some(v) = self.volumes.values().find(full) {
+            return Err(Error::invalid(format!(
+                "volume {} has {} copies, as many as a volume can have, so no other node can come beside {}",
+                v.name, v.copies, node.name
+            )));
+        }
+        let left = self.homes().saturating_sub(usize::from(node.start.0 > 0 && !node.drains));
+        let short: Vec<&Arc<Volume>> = self.volumes.values().filter(|v| usize::from(v.copies) > left).collect();
+        let Some(most) = short.iter().map(|v| usize::from(v.copies)).max() else { return Ok(()) };
         let mut names: Vec<&str> = short.iter().take(NAMED_MAX).map(|v| v.name.as_str()).collect();
         if short.len() > names.len() {
             names.push("…");
@@ -113,7 +127,7 @@ impl State {
             let Some(step) = self.drain_step(volume, shard, is_there) else { continue };
             let id = volume.shard_id(shard.index);
             match step {
-                Some(leaves) => out.push((id, DrainStep::Leaves(leaves))),
+                Some((node, head)) => out.push((id, DrainStep::Leaves { node, head })),
                 None if room > 0 => {
                     let Some(new) = self.spare(shard, is_there, &loads) else { continue };
                     room -= 1;
@@ -126,29 +140,34 @@ impl State {
         out
     }
 
-    /// `None` if there is nothing to do now; inside it, the member that leaves, or `None` if another one has to come first.
-    fn drain_step(&self, volume: &Volume, shard: &Shard, is_there: impl Fn(&NodeId) -> bool) -> Option<Option<NodeId>> {
+    /// `None` if there is nothing to do now; inside it, the member that leaves and the head from then on, or `None` if another one
+    /// has to come first.
+    fn drain_step(
+        &self,
+        volume: &Volume,
+        shard: &Shard,
+        is_there: impl Fn(&NodeId) -> bool,
+    ) -> Option<Option<(NodeId, NodeId)>> {
+        let (len, copies) = (shard.members.len(), usize::from(volume.copies));
         let drains = shard.members.iter().rev().find(|n| self.drains(**n) && is_there(n));
         // Another one had come already when it was said that nobody is to be emptied.
-        let surplus = || shard.members.last().filter(|_| shard.members.len() > usize::from(volume.copies));
+        let surplus = || shard.members.last().filter(|_| len > copies);
         let leaves = *drains.or_else(surplus)?;
         let is_settled = shard.joining.is_empty() && shard.active_members.is_empty() && shard.learning.is_empty();
-        let is_known = shard.forced.is_none() && shard.unseen.is_empty() && shard.keepers.is_empty();
-        if shard.active.0 == 0 || !is_settled || !is_known || !self.is_open(shard) {
+        let nobody_waits = shard.keepers.is_empty() && shard.away.is_empty();
+        let is_known = shard.forced.is_none() && shard.unseen.is_empty();
+        if shard.active.0 == 0 || !is_settled || !is_known || !nobody_waits || !self.is_open(shard) {
             return None;
         }
-        let wanted = usize::from(volume.copies).min(self.homes());
-        // Others that drain, too, stay until it is their turn.
-        let stay = shard.members.iter().filter(|n| **n != leaves && !self.drains(**n)).count();
-        let there = shard.members.iter().filter(|n| **n != leaves && is_there(n)).count();
-        let len = shard.members.len();
-        if stay >= wanted && there >= volume.quorum(len - 1) {
-            return Some(Some(leaves));
+        let others: Vec<NodeId> = shard.members.iter().filter(|n| **n != leaves && is_there(n)).copied().collect();
+        if len > copies {
+            let is_held = others.len() >= volume.quorum(len - 1) && len > 1;
+            return others.first().filter(|_| is_held).map(|head| Some((leaves, *head)));
         }
-        // Everybody answers: those that are there count for the longer chain, too.
-        let all = shard.members.iter().filter(|n| is_there(n)).count();
-        let is_held = all >= volume.quorum(len) && all + 1 >= volume.quorum(len + 1);
-        (stay < wanted && drains.is_some() && is_held).then_some(None)
+        // Those that are there have to be enough for the longer chain, too.
+        let there = shard.members.iter().filter(|n| is_there(n)).count();
+        let is_held = there >= volume.quorum(len) && there + 1 >= volume.quorum(len + 1);
+        (is_held && len < common::CHAIN_MEMBERS_MAX).then_some(None)
     }
 
     /// All that can be done now for nodes that drain; none of those that are away comes, if it was not started again since.
@@ -164,7 +183,7 @@ impl State {
             let shard = shard_of(changed.last_mut().expect("pushed above"), id)?;
             match step {
                 DrainStep::Comes(new) => shard.extend(new),
-                DrainStep::Leaves(old) => shard.part(old),
+                DrainStep::Leaves { node, head } => shard.part(node, head),
             }
         }
         changed.into_iter().for_each(|volume| self.commit(volume));

@@ -191,11 +191,14 @@ impl State {
             if !is_settled || places == 0 || !is_held {
                 continue;
             }
-            let returning = shard.returning(|n| is_there(n) && !self.drains(*n));
+            let stays = |n: &NodeId| is_there(n) && !self.drains(*n);
+            let returning = shard.returning(stays);
             let kept = shard.away.iter().filter(|n| waited.contains(n) && !self.drains(**n)).count();
             let room = if returning.is_some() { &mut room_to_return } else { &mut room };
             let other = || self.spare(shard, is_there, &loads).filter(|_| places > kept);
-            if let Some(new) = returning.or_else(other).filter(|_| *room > 0) {
+            // One that is being emptied is better than none.
+            let drained = || shard.returning(is_there);
+            if let Some(new) = returning.or_else(other).or_else(drained).filter(|_| *room > 0) {
                 *room -= 1;
                 loads.add_member(new);
                 out.push((volume.shard_id(shard.index), new));

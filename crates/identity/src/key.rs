@@ -27,6 +27,11 @@ impl SigningKey {
         self.public
     }
 
+    /// The secret half.
+    pub(crate) fn seed(&self) -> &[u8; 32] {
+        &self.seed
+    }
+
     /// Its signature of these bytes.
     pub fn sign(&self, bytes: &[u8]) -> Result<Vec<u8>> {
         Ok(pair(&self.seed)?.sign(bytes).as_ref().to_vec())

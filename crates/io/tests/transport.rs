@@ -1,9 +1,13 @@
-//! Links over TCP, unix sockets, and inside a worker.
+//! Links over TCP with and without TLS, unix sockets, and inside a worker.
 #![cfg(target_os = "linux")]
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "tests of the edge touch real sockets")]
 
+mod any_server;
+
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use freebs_io::linux::net::{Address, Encoder, Handler, Listener, Stream, Transport, Wire, connect, fresh_link};
+use freebs_io::linux::net::{
+    Address, Encoder, Handler, LinkStream, Listener, LooseLink, Stream, Transport, Wire, connect, fresh_link,
+};
 use freebs_io::{LinkId, Outbox};
 use freebs_types::{Error, ErrorKind, Result, limits};
 use std::cell::{Cell, RefCell};
@@ -11,8 +15,9 @@ use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::task::LocalSet;
+use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
 /// A number and some bytes: length (4), number (8), payload. A length of `u32::MAX` is garbage.
 struct Numbered;
@@ -128,7 +133,28 @@ fn unix_pair() -> (Stream, Stream) {
     (Stream::Unix(a), Stream::Unix(b))
 }
 
-fn adopt(transport: &Transport<Numbered>, stream: Stream) -> LinkId {
+/// Both sides behind the handshake.
+async fn shaken() -> (client::TlsStream<TcpStream>, server::TlsStream<TcpStream>) {
+    let (near, far) = tcp_pair().await;
+    let (Stream::Tcp(near), Stream::Tcp(far)) = (near, far) else { unreachable!("they are TCP") };
+    let (connector, acceptor) = (TlsConnector::from(any_server::client()), TlsAcceptor::from(any_server::server()));
+    let name = any_server::name();
+    let (near, far) = tokio::join!(connector.connect(name, near), acceptor.accept(far));
+    (near.unwrap(), far.unwrap())
+}
+
+fn encrypted(near: client::TlsStream<TcpStream>) -> LinkStream {
+    let (stream, tls) = near.into_inner();
+    LinkStream::encrypted(stream, tls.into())
+}
+
+async fn tls_pair() -> (LinkStream, LinkStream) {
+    let (near, far) = shaken().await;
+    let (stream, tls) = far.into_inner();
+    (encrypted(near), LinkStream::encrypted(stream, tls.into()))
+}
+
+fn adopt(transport: &Transport<Numbered>, stream: impl Into<LinkStream>) -> LinkId {
     let link = fresh_link();
     transport.adopt(stream, link, BytesMut::new());
     link
@@ -136,8 +162,10 @@ fn adopt(transport: &Transport<Numbered>, stream: Stream) -> LinkId {
 
 /// Links at both ends of the same stream, once for each kind of stream.
 async fn both_ends(transport: &Transport<Numbered>) -> Vec<(LinkId, LinkId)> {
-    let (tcp, unix) = (tcp_pair().await, unix_pair());
-    [tcp, unix].map(|(a, b)| (adopt(transport, a), adopt(transport, b))).to_vec()
+    let (tcp, unix, (near, far)) = (tcp_pair().await, unix_pair(), tls_pair().await);
+    let mut all = [tcp, unix].map(|(a, b)| (adopt(transport, a), adopt(transport, b))).to_vec();
+    all.push((adopt(transport, near), adopt(transport, far)));
+    all
 }
 
 fn payload(number: u64, len: usize) -> Bytes {
@@ -398,8 +426,9 @@ fn a_handler_may_close_and_send_from_inside() {
 fn a_side_that_hangs_up_while_we_wait_for_room_is_noticed() {
     worker(async {
         let (transport, log) = start();
-        for tcp in [true, false] {
-            let (near, far) = if tcp { tcp_pair().await } else { unix_pair() };
+        let plain = [tcp_pair().await, unix_pair()].map(|(near, far)| (near.into(), far.into()));
+        for (near, far) in plain.into_iter().chain([tls_pair().await]) {
+            let near: LinkStream = near;
             let link = adopt(&transport, near);
             // Paused, so that only the writing side can notice.
             transport.pause(link);
@@ -477,10 +506,15 @@ fn ends(thread: std::thread::JoinHandle<()>) {
 
 #[test]
 fn a_stream_can_move_to_another_worker() {
-    let (near, far) = worker(async {
+    let pairs = worker(async {
         let (near, far) = tcp_pair().await;
-        (near.loosen().unwrap(), far.loosen().unwrap())
+        let loose = |(near, far): (LinkStream, LinkStream)| (near.loosen().unwrap(), far.loosen().unwrap());
+        [loose((near.into(), far.into())), loose(tls_pair().await)]
     });
+    pairs.into_iter().for_each(|(near, far)| moves(near, far));
+}
+
+fn moves(near: LooseLink, far: LooseLink) {
     let other = std::thread::spawn(move || {
         worker(async {
             let (transport, log) = start();
@@ -497,6 +531,83 @@ fn a_stream_can_move_to_another_worker() {
         until("the echo", || log.letters(link) == [(7, payload(7, 7))]).await;
     });
     ends(other);
+}
+
+/// One message, as it is encoded.
+fn letter(number: u64, bytes: &[u8]) -> Vec<u8> {
+    [&(bytes.len() as u32).to_le_bytes(), &number.to_le_bytes()[..], bytes].concat()
+}
+
+#[test]
+fn keys_may_change_under_a_link_and_its_end_needs_no_word() {
+    worker(async {
+        let (transport, log) = start();
+        let (near, mut far) = shaken().await;
+        let link = adopt(&transport, encrypted(near));
+        for i in 0..20 {
+            far.get_mut().1.refresh_traffic_keys().unwrap();
+            far.write_all(&letter(i, b"news")).await.unwrap();
+            far.flush().await.unwrap();
+            until("the message", || log.count(link) == i as usize + 1).await;
+            transport.send(link, (i, Bytes::from_static(b"answer")));
+            let mut answer = [0; 18];
+            far.read_exact(&mut answer).await.unwrap();
+            assert_eq!(answer[..], letter(i, b"answer"));
+        }
+        drop(far);
+        until("the end", || log.why(link).is_some()).await;
+        assert_eq!(log.why(link).unwrap(), Error::retry("the other side closed the connection"));
+    });
+}
+
+#[test]
+fn what_is_not_encrypted_ends_an_encrypted_link() {
+    worker(async {
+        let (transport, log) = start();
+        let plain = letter(1, b"plain");
+        // An encrypted record of garbage, and one that says that it is longer than any may be.
+        let record = [&[0x17, 3, 3, 0, 64][..], &[9; 64]].concat();
+        let long = [&[0x17, 3, 3, 0xff, 0xff][..], &[9; 70_000]].concat();
+        for bytes in [plain, record, long] {
+            let (near, far) = shaken().await;
+            let link = adopt(&transport, encrypted(near));
+            let (mut socket, _) = far.into_inner();
+            socket.write_all(&bytes).await.unwrap();
+            until("the end", || log.why(link).is_some()).await;
+            let why = log.why(link).unwrap();
+            assert!(why.kind == ErrorKind::Retry && why.text.contains("broke") && log.count(link) == 0, "{why}");
+        }
+        assert_eq!(transport.links(), 0);
+    });
+}
+
+/// A member that sends records without content for ever has its link's turn only.
+#[test]
+fn what_brings_nothing_leaves_others_their_turn() {
+    worker(async {
+        let (transport, log) = start();
+        let (near, far) = shaken().await;
+        let link = adopt(&transport, encrypted(near));
+        let (mut socket, mut tls) = far.into_inner();
+        let flood = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            for _ in 0..20_000 {
+                tls.refresh_traffic_keys().unwrap();
+                tls.write_tls(&mut bytes).unwrap();
+            }
+            bytes
+        });
+        let bytes = tokio::task::spawn_blocking(|| flood.join().unwrap()).await.unwrap();
+        let sent = tokio::task::spawn_local(async move { drop(socket.write_all(&bytes).await) });
+        let begun = std::time::Instant::now();
+        let (a, b) = transport.local_pair();
+        for i in 0..20 {
+            transport.send(a, (i, Bytes::new()));
+            until("the message", || log.count(b) == i as usize + 1).await;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(10));
+        until("the end of the flood", || sent.is_finished() || log.why(link).is_some()).await;
+    });
 }
 
 #[test]

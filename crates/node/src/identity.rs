@@ -1,10 +1,12 @@
 //! Keys in the data directory: the node's, and where the cluster was begun, its authority's.
 
+use crate::cluster_file::{self, ClusterFile};
+use crate::conn::Identity;
 use crate::files;
 use freebs_format::keys::{KeyOf, SIGNING_KEY_BYTES, SigningKeyFile};
-use freebs_identity::SigningKey;
+use freebs_identity::{CERTIFICATE_BYTES_MAX, SigningKey, Tls, certify, check_own};
 use freebs_io::{Random, linux::OsRandom};
-use freebs_types::{ClusterId, Error, Hash32, Result};
+use freebs_types::{ClusterId, Error, Hash32, NodeId, Result};
 use std::path::Path;
 
 fn name(of: KeyOf) -> &'static str {
@@ -90,6 +92,61 @@ pub fn refuse_keys(data: &Path) -> Result<()> {
         ))),
         None => Ok(()),
     }
+}
+
+/// The file with the node's certificate.
+const CERTIFICATE_FILE: &str = "node-certificate";
+
+pub fn save_certificate(data: &Path, certificate: &[u8]) -> Result<()> {
+    files::write_durably(&data.join(CERTIFICATE_FILE), certificate)
+}
+
+/// The identity of the node in this data directory; `None` if its cluster has no authority.
+pub fn of_node(file: &ClusterFile, node: NodeId, data: &Path) -> Result<Option<Identity>> {
+    let Some(authority) = file.authority else { return Ok(None) };
+    let key = node_key(data, file.cluster)?;
+    let path = data.join(CERTIFICATE_FILE);
+    let certificate = match files::read_limited(&path, CERTIFICATE_BYTES_MAX)? {
+        Some(certificate) => certificate,
+        None => certify_again(data, file.cluster, node, &key)?,
+    };
+    check_own(&certificate, file.cluster, &authority, node, &key.public())
+        .map_err(|e| Error { kind: e.kind, text: format!("{}: {}", path.display(), e.text).into() })?;
+    let tls = Tls::new(file.cluster, &authority, &key, certificate)?;
+    Ok(Some(Identity { cluster: file.cluster, node, tls }))
+}
+
+/// A certificate in place of one that is gone, where the authority's key is.
+fn certify_again(data: &Path, cluster: ClusterId, node: NodeId, key: &SigningKey) -> Result<Vec<u8>> {
+    let authority = load(data, KeyOf::Authority, cluster)?.ok_or_else(|| {
+        Error::not_found(format!(
+            "{} is gone, with which this node shows that it is a member; put it back from a copy",
+            data.join(CERTIFICATE_FILE).display()
+        ))
+    })?;
+    let certificate = certify(&authority, cluster, node, &key.public())?;
+    save_certificate(data, &certificate)?;
+    Ok(certificate)
+}
+
+/// The same by the cluster file in the directory, for commands and gateways beside a node.
+pub fn of_directory(data: &Path) -> Result<Identity> {
+    let none =
+        || Error::invalid(format!("{} is no data directory of a node of a cluster with an authority", data.display()));
+    let file = cluster_file::load(&data.join("cluster.json"))?.ok_or_else(none)?;
+    of_node(&file, file.first().id, data)?.ok_or_else(none)
+}
+
+pub fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+pub fn from_hex(text: &str) -> Result<Vec<u8>> {
+    let bad = || Error::corrupt("a certificate that is no hexadecimal text");
+    if text.len() > 2 * CERTIFICATE_BYTES_MAX || !text.is_ascii() || !text.len().is_multiple_of(2) {
+        return Err(bad());
+    }
+    (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).map_err(|_| bad())).collect()
 }
 
 /// The node's key. One that is lost can't be made anew: the cluster knows the node by it.

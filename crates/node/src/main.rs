@@ -6,6 +6,7 @@ mod admin;
 mod attached;
 mod cli;
 mod cluster_file;
+mod conn;
 mod events;
 mod files;
 mod gateway;

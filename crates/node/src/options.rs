@@ -172,29 +172,28 @@ pub fn resolve(text: &str) -> Result<SocketAddr> {
     if address.port() == 0 { Err(bad()) } else { Ok(address) }
 }
 
-/// Where nodes listen: loopback, because what nodes say to each other is not encrypted yet; anything else only when
-/// the operator says in so many words that the network is trusted.
+/// Where nodes listen that speak plain: loopback; anything else only when the operator says in so many words that the
+/// network is trusted.
 pub fn check_listen(address: SocketAddr, trusted_network: bool) -> Result<SocketAddr> {
     let ip: IpAddr = address.ip();
     if ip.is_loopback() || trusted_network {
         return Ok(address);
     }
     Err(Error::invalid(format!(
-        "nodes do not encrypt what they say yet, so they listen on loopback only, and {address} is not; \
-         add --trusted-network if nobody else can reach that network"
+        "nodes of a cluster without an authority do not encrypt what they say, so they listen on loopback only, and \
+         {address} is not; make the cluster with `freebs cluster init`, or add --trusted-network if nobody else can reach \
+         that network"
     )))
 }
 
-/// Where nodes of a cluster with an authority listen: they do not encrypt what they say yet, and there the word of an
-/// operator is not enough.
-pub fn check_joined_listen(address: SocketAddr) -> Result<()> {
-    if address.ip().is_loopback() {
+/// Where a node of a cluster with an authority is reached by the others.
+pub fn check_reachable(address: SocketAddr) -> Result<()> {
+    if address.port() != 0 && !address.ip().is_unspecified() {
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "nodes that join do not encrypt what they say yet, so they are on loopback only, all on one machine, and \
-         {address} is not; use 127.0.0.1:{}",
-        address.port()
+        "the others reach a node where it listens, and nobody reaches one at {address}; choose an address of this machine \
+         and a port, such as 127.0.0.1:7400"
     )))
 }
 
@@ -290,7 +289,12 @@ mod tests {
         assert!(check_listen(far, false).unwrap_err().text.contains("--trusted-network"));
         assert!(check_listen(far, true).is_ok());
         assert!(check_listen("127.0.0.1:1".parse().unwrap(), false).is_ok());
-        assert!(check_joined_listen(far).unwrap_err().text.contains("use 127.0.0.1:7400"));
-        assert!(check_joined_listen("[::1]:1".parse().unwrap()).is_ok());
+        assert!(check_reachable("192.0.2.1:7400".parse().unwrap()).is_ok());
+        for nowhere in ["0.0.0.0:7400", "[::]:7400", "127.0.0.1:0"] {
+            assert!(
+                check_reachable(nowhere.parse().unwrap()).unwrap_err().text.contains("nobody reaches"),
+                "{nowhere}"
+            );
+        }
     }
 }

@@ -24,9 +24,9 @@ pub const HOST_LINE_MAX: Duration = Duration::from_secs(5);
 // `admin`: the control plane's edge.
 
 /// A device that has answered nothing for this long, with something in flight, is its node's failure: the seat says so, and others
-/// become heads. Longer than disks stall in good order now and then; with a heartbeat and a view change behind it, less than
-/// the two seconds after which clients may notice a frozen disk.
-pub const DEVICE_SILENT: Duration = Duration::from_millis(1200);
+/// become heads. Longer than disks stall in good order now and then; with the heartbeats for which that is said, and a view change
+/// behind them, about a second and a half.
+pub const DEVICE_SILENT: Duration = Duration::from_millis(1000);
 /// The connection from seat to seat: a node that does not take it within this time counts as not there. Below
 /// `fail_ms` of consensus, so that a seat that is gone does not hold up what is for another one.
 pub const SEAT_CONNECT_MAX: Duration = Duration::from_millis(500);
@@ -56,6 +56,11 @@ pub const SEAT_LOOK: Duration = Duration::from_millis(100);
 pub const KNOCK_MAX: Duration = Duration::from_secs(1);
 /// After this time it is let in again; meanwhile it is told that it is no member.
 pub const KNOCK_AGAIN: Duration = Duration::from_secs(30);
+/// Somebody without a certificate has this long to join, which is several times what a command may take: then it has to
+/// connect again.
+pub const JOINING_MAX: Duration = Duration::from_secs(60);
+/// Of those who were refused at the door it is told at most this often: anybody can knock, and each line takes room.
+pub const KNOCKS_TOLD_EVERY: Duration = Duration::from_secs(10);
 /// A member gives a node that does not know it this long to learn of it: one that begins to lead may be behind.
 pub const UNKNOWN_MAX: Duration = Duration::from_secs(3);
 /// A node that was never taken in gives up if it has heard for this long of another cluster only: a wrong address in

@@ -32,7 +32,7 @@ pub(crate) const SETTLED_LOOK: Nanos = Nanos::from_millis(50);
 /// still starting.
 pub(crate) const COME_UP: Nanos = Nanos::from_millis(300);
 /// A disk that does nothing for this long is its node's failure, as with real nodes.
-pub const DEVICE_SILENT: Nanos = Nanos::from_millis(1200);
+pub const DEVICE_SILENT: Nanos = Nanos::from_millis(1000);
 /// A slow disk takes this long for one operation at most; longer ones are stalls.
 pub(crate) const SLOW_MAX: Nanos = Nanos::from_millis(4000);
 /// A disk that stands still looks this often whether it may go on.

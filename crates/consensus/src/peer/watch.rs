@@ -12,6 +12,45 @@ use futures_util::future::select;
 use std::collections::BTreeMap;
 use std::pin::pin;
 
+/// The state of another node's devices, as it says it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Works {
+    said: Devices,
+    /// The heartbeat interval in which they were last said to work; 0 if never.
+    worked: u64,
+    /// The intervals in which they were said not to answer, first and last, without another word between.
+    silent: Option<(u64, u64)>,
+}
+
+impl Works {
+    /// Takes in a word. True if it is one that they do not answer, and was said for some intervals.
+    fn hear(&mut self, devices: Devices, tick: u64) -> bool {
+        self.said = devices;
+        self.silent = (devices == Devices::Silent).then(|| (self.silent.map_or(tick, |s| s.0), tick));
+        if devices == Devices::Work {
+            self.worked = tick;
+        }
+        self.is_silent()
+    }
+
+    /// One word is none: a machine that stood still says it before it has looked at what its disk has answered, and one of
+    /// several on a slow disk says it a moment before the others.
+    fn is_silent(&self) -> bool {
+        self.silent.is_some_and(|(first, last)| last - first >= timing::SILENT_SAID)
+    }
+
+    fn is_only_beginning(&self) -> bool {
+        self.said == Devices::Begin
+    }
+
+    fn devices(&self) -> Devices {
+        match self.said {
+            Devices::Silent if !self.is_silent() => Devices::Work,
+            said => said,
+        }
+    }
+}
+
 impl Peer {
     /// The time as failures count it: only while this seat gets to run, so that its own pause is nobody's silence.
     pub(super) fn now_ms(&self) -> u64 {
@@ -31,17 +70,27 @@ impl Peer {
     /// Takes in the state of a node's devices. If they are the leader's and do not answer, this seat says so to all voters, as if
     /// it had been refused there: who can't write decides nothing.
     pub(super) fn hear_devices(&self, e: &Envelope) {
-        let node = e.from.node;
-        {
-            let mut works = self.0.works.borrow_mut();
-            let last = works.get(&node).map_or(0, |known| known.1);
-            let worked = if e.devices == Devices::Work { self.0.tick.get() } else { last };
-            works.insert(node, (e.devices, worked));
+        let (node, tick) = (e.from.node, self.0.tick.get());
+        let confirmed = self.0.works.borrow_mut().entry(node).or_default().hear(e.devices, tick);
+        if confirmed && self.judges() {
+            self.say_refused(node);
         }
-        if e.devices == Devices::Silent {
-            self.0.woken.notify_one();
-            if self.judges() {
-                self.say_refused(node);
+    }
+
+    /// At each heartbeat. While this node's devices do not answer the others are told so, for an answer to anything may wait for
+    /// the disk, and no votes are asked for; and they are told when that is over.
+    pub(super) fn say_silence(&self) {
+        let is_silent = self.0.links.devices() == Devices::Silent;
+        let is_other = self.0.was_silent.replace(is_silent) != is_silent;
+        if is_other {
+            self.0.raft.runtime_config().elect(!is_silent && !self.0.asks.get());
+        }
+        if is_silent {
+            self.0.judges_from.set(self.0.tick.get() + timing::JUDGES_AFTER);
+        }
+        if is_silent || is_other {
+            for node in self.others() {
+                let _ = self.0.links.send(Seat { node, store: 0 }, 0, &Message::Here);
             }
         }
     }
@@ -52,24 +101,9 @@ impl Peer {
         self.0.links.devices() != Devices::Silent && self.0.tick.get() >= self.0.judges_from.get()
     }
 
-    /// True if that node's devices do not answer, as it said last.
+    /// True if that node's devices do not answer, as it has said for some heartbeats.
     pub(super) fn is_silent(&self, node: NodeId) -> bool {
-        self.judges() && self.0.works.borrow().get(&node).is_some_and(|known| known.0 == Devices::Silent)
-    }
-
-    /// While this node's devices do not answer: the others are told so, for an answer to anything may wait for the disk; and no
-    /// votes are asked for.
-    pub(super) fn say_silence(&self) {
-        let is_silent = self.0.links.devices() == Devices::Silent;
-        if self.0.was_silent.replace(is_silent) != is_silent {
-            self.0.raft.runtime_config().elect(!is_silent && !self.0.asks.get());
-        }
-        if is_silent {
-            self.0.judges_from.set(self.0.tick.get() + timing::JUDGES_AFTER);
-            for node in self.others() {
-                let _ = self.0.links.send(Seat { node, store: 0 }, 0, &Message::Here);
-            }
-        }
+        self.judges() && self.0.works.borrow().get(&node).is_some_and(Works::is_silent)
     }
 
     /// The lead of this moment, as far as is known here.
@@ -87,11 +121,13 @@ impl Peer {
         let (heard, state) = (self.heard_ms(), self.state());
         let works = self.0.works.borrow();
         let see = |node: NodeId| {
-            let (devices, worked) = works.get(&node).copied().unwrap_or_default();
+            let known = works.get(&node).copied().unwrap_or_default();
+            // A seat that only begins itself, with the others, takes nobody for failed for that.
+            let excused = known.is_only_beginning() && self.0.links.devices() == Devices::Begin;
             Sight {
                 heard_ms: heard.get(&node).copied().unwrap_or(0),
-                worked_ms: worked * self.0.timing.heartbeat_ms,
-                devices,
+                worked_ms: known.worked * self.0.timing.heartbeat_ms,
+                devices: if excused { Devices::Work } else { known.devices() },
                 lost: self.0.links.refusals(node) > 0,
             }
         };

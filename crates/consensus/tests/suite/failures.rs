@@ -53,7 +53,7 @@ fn a_node_whose_devices_are_of_no_use_has_failed() {
     assert!(fails(&mut f, with(Devices::Begin, 0, false)), "it failed before, and does not work yet");
     assert!(!fails(&mut f, with(Devices::Work, 0, true)));
     assert!(!fails(&mut f, with(Devices::Begin, 999, true)) && fails(&mut f, with(Devices::Begin, 1000, true)));
-    let gone = |idle_ms| !Failures::gone(&[with(Devices::Begin, idle_ms, true)], 5000).is_empty();
+    let gone = |idle_ms| !Failures::gone(&[with(Devices::Begin, idle_ms, true)], 5000, |_| false).is_empty();
     assert!(gone(5000) && !gone(4999), "heard or not");
 }
 
@@ -201,7 +201,7 @@ fn members_that_are_gone_are_replaced_after_their_heads() {
     open(&mut s);
     let head = members[0];
     let looks = [look(head.0, 5000, true), look(members[1].0, 4999, true)];
-    let gone = Failures::gone(&looks, 5000);
+    let gone = Failures::gone(&looks, 5000, |_| false);
     assert_eq!(gone, [head].into());
     let other = (1..=5).map(NodeId).find(|n| !members.contains(n)).unwrap();
     let failed = [head, other].into();

@@ -52,6 +52,29 @@ fn step(s: &mut State, away: &[u64]) -> Option<DrainStep> {
     step
 }
 
+fn leaves(step: Option<DrainStep>) -> Option<NodeId> {
+    match step? {
+        DrainStep::Leaves { node, .. } => Some(node),
+        DrainStep::Comes(_) => None,
+    }
+}
+
+/// All steps until there are none, each to its end; at no time are there fewer whole copies, nor more than one above.
+fn to_the_end(s: &mut State) {
+    let copies = usize::from(s.volume(VolumeId(1)).unwrap().copies);
+    for _ in 0..40 {
+        if step(s, &[]).is_none() {
+            return;
+        }
+        open(s);
+        if !shard(s).learning.is_empty() || !shard(s).joining.is_empty() {
+            complete(s);
+        }
+        assert!((copies..=copies + 1).contains(&whole(s)), "{:?}", shard(s));
+    }
+    panic!("it goes on without end: {:?}", shard(s));
+}
+
 /// Members that have everything, of the view that answers.
 fn whole(s: &State) -> usize {
     let sh = shard(s);
@@ -78,7 +101,7 @@ fn another_node_has_everything_before_one_leaves() {
             assert_eq!(step(&mut s, &[]), None, "it may lack something");
             complete(&mut s);
             look(&s);
-            assert_eq!(step(&mut s, &[]), Some(DrainStep::Leaves(NodeId(node))), "{copies}, {node}");
+            assert_eq!(leaves(step(&mut s, &[])), Some(NodeId(node)), "{copies}, {node}");
             assert_eq!(s.shards_at(NodeId(node)), 1, "until the view without it is active it may be needed");
             look(&s);
             open(&mut s);
@@ -144,9 +167,10 @@ fn a_node_leaves_only_where_the_others_answer() {
     open(&mut s);
     complete(&mut s);
     assert_eq!(step(&mut s, &[2, 3]), None, "the two that are left of three would not be enough");
-    assert_eq!(step(&mut s, &[2]), Some(DrainStep::Leaves(NodeId(1))));
+    let next = step(&mut s, &[2]);
+    assert_eq!(next, Some(DrainStep::Leaves { node: NodeId(1), head: NodeId(3) }), "one that is there leads");
     open(&mut s);
-    assert_eq!(shard(&s).members, [2, 3, 4].map(NodeId));
+    assert_eq!(shard(&s).members, [3, 2, 4].map(NodeId));
 }
 
 /// The node that had come stayed for ever, and each time one more.
@@ -161,7 +185,7 @@ fn a_drain_that_is_undone_leaves_no_chain_longer() {
         s.apply(Command::DrainNode { node: NodeId(drained), drains: false }).unwrap();
         assert_eq!(shard(&s).members.len(), 4);
         let last = *shard(&s).members.last().unwrap();
-        assert_eq!(step(&mut s, &[]), Some(DrainStep::Leaves(last)));
+        assert_eq!(leaves(step(&mut s, &[])), Some(last));
         open(&mut s);
         assert_eq!((shard(&s).members, step(&mut s, &[])), ([1, 2, 3].map(NodeId).to_vec(), None));
     }
@@ -175,4 +199,60 @@ fn room_is_reckoned_from_the_copies_that_volumes_are_to_have() {
     open(&mut s);
     assert_eq!(shard(&s).members.len(), 2);
     assert!(s.apply(Command::DrainNode { node: NodeId(3), drains: true }).is_err());
+}
+
+/// With two in one chain of all copies neither could leave; with all of a chain it grew to more members than a chain has.
+#[test]
+fn several_members_of_a_chain_are_emptied_one_after_the_other() {
+    for (nodes, copies, ack, min) in
+        [(5, 3, Ack::All, 2), (8, 4, Ack::Majority, 2), (3, 1, Ack::Majority, 1), (4, 2, Ack::All, 2)]
+    {
+        let mut s = cluster(nodes, copies, ack, min);
+        let drained: Vec<u64> = (1..=nodes - u64::from(copies)).collect();
+        drained.iter().for_each(|n| drain(&mut s, *n));
+        to_the_end(&mut s);
+        assert_eq!(shard(&s).members.len(), usize::from(copies));
+        for n in drained {
+            assert_eq!(s.shards_at(NodeId(n)), 0, "{nodes}, {copies}: node {n}");
+        }
+    }
+}
+
+/// Nodes without copies were emptied, and each made the number smaller that was to stay: the last copy went with it.
+#[test]
+fn nodes_that_have_nothing_take_no_copies_along() {
+    let mut s = cluster(4, 3, Ack::Majority, 2);
+    drain(&mut s, 1);
+    let e = s.apply(Command::DrainNode { node: NodeId(4), drains: true }).unwrap_err();
+    assert_eq!(e.kind, ErrorKind::NoSpace, "{e}");
+    assert_eq!(step(&mut s, &[4]), None, "nobody is there to come");
+    let mut s = cluster(2, 1, Ack::Majority, 1);
+    drain(&mut s, 1);
+    assert!(s.apply(Command::DrainNode { node: NodeId(2), drains: true }).is_err());
+    to_the_end(&mut s);
+    assert_eq!(shard(&s).members, [NodeId(2)]);
+}
+
+/// Nobody comes beside as many members as there can be.
+#[test]
+fn the_longest_chain_is_not_made_longer() {
+    let mut s = cluster(8, 7, Ack::Majority, 2);
+    let e = s.apply(Command::DrainNode { node: NodeId(1), drains: true }).unwrap_err();
+    assert!(e.kind == ErrorKind::Invalid && e.text.contains("7 copies"), "{e}");
+    drain(&mut s, 8);
+    assert_eq!(step(&mut s, &[]), None);
+}
+
+/// A member that has left for a while comes back first, also if it is to be emptied and nobody else can come.
+#[test]
+fn one_that_drains_and_was_away_is_better_than_none() {
+    let mut s = cluster(3, 2, Ack::All, 1);
+    drain(&mut s, 1);
+    s.apply(Command::LeaveChains { failed: vec![(NodeId(1), StartNumber(1))], shards: vec![] }).unwrap();
+    open(&mut s);
+    assert_eq!((shard(&s).members, shard(&s).away), (vec![NodeId(2)], vec![NodeId(1)]));
+    assert_eq!(step(&mut s, &[]), None, "it is not settled");
+    let away = vec![(NodeId(3), StartNumber(1))];
+    s.apply(Command::ExtendChains { away, waited: vec![] }).unwrap();
+    assert_eq!(shard(&s).members, [2, 1].map(NodeId));
 }

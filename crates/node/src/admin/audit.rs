@@ -12,9 +12,9 @@ pub(super) async fn audit(service: &Service, node: Option<String>, of: AuditOf) 
     let Some(name) = node.filter(|name| *name != service.me().name) else { return service.local.audit(of).await };
     let state = service.state()?;
     let node = state.nodes().find(|n| n.name == name);
-    let address = node.ok_or_else(|| Error::not_found(format!("there is no node '{name}'")))?.address.clone();
+    let node = node.ok_or_else(|| Error::not_found(format!("there is no node '{name}'")))?;
     let ask = async {
-        let client = Client::connect(&address).await?;
+        let client = Client::connect_to(node).await?;
         client.call(&Request::ShardAudit { node: None, audit: of }, timing::NODE_ANSWER_MAX).await
     };
     let late = |_| Err(Error::retry(format!("{name} does not answer")));

@@ -1,16 +1,18 @@
 //! A connection to a node's control API: many requests at a time, each answered under its number.
 
 use super::server::{read_message, write_message};
+use crate::conn::{self, NodeConn};
 use crate::timing;
 use bytes::{Bytes, BytesMut};
+use freebs_control::Node;
 use freebs_control::api::{Reply, Request};
 use freebs_format::wire::{Hello, Message, Role, Welcome};
-use freebs_types::{ClusterId, Error, NodeId, Result, StartNumber, limits};
+use freebs_identity::Caller;
+use freebs_types::{ClusterId, Error, HostPublic, NodeId, Result, StartNumber, limits};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::io::{ReadHalf, WriteHalf};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 
@@ -27,6 +29,7 @@ pub struct Client(Arc<Inner>);
 struct Inner {
     address: String,
     welcome: Welcome,
+    key: Option<HostPublic>,
     requests: mpsc::Sender<(Bytes, oneshot::Sender<Bytes>)>,
     tasks: [AbortHandle; 2],
 }
@@ -52,13 +55,32 @@ impl Client {
 
     /// Connects and says hello.
     pub async fn connect(address: &str) -> Result<Self> {
+        Self::connect_by(address, NodeConn::connect(address), conn::own_number()).await
+    }
+
+    /// Connects to this member.
+    pub async fn connect_to(node: &Node) -> Result<Self> {
+        let client = Self::connect(&node.address).await?;
+        client.check_member(node)?;
+        Ok(client)
+    }
+
+    /// The same as a node that is no member yet.
+    pub async fn connect_to_join(address: &str, caller: &Caller) -> Result<Self> {
+        Self::connect_by(address, NodeConn::connect_with(address, caller), NodeId(0)).await
+    }
+
+    async fn connect_by(
+        address: &str,
+        connecting: impl Future<Output = std::io::Result<NodeConn>>,
+        node: NodeId,
+    ) -> Result<Self> {
         let connect = async {
-            let mut stream = TcpStream::connect(address).await.map_err(|e| unreachable(address, &e))?;
-            let _ = stream.set_nodelay(true);
+            let mut stream = connecting.await.map_err(|e| unreachable(address, &e))?;
             let hello = Hello {
                 cluster: ClusterId::default(),
                 role: Role::Control,
-                node: NodeId(0),
+                node,
                 start: StartNumber(0),
                 from_worker: 0,
                 to_worker: 0,
@@ -66,7 +88,10 @@ impl Client {
             write_message(&mut stream, &Message::Hello(hello)).await.map_err(|e| unreachable(address, &e))?;
             let mut buf = BytesMut::new();
             match read_message(&mut stream, &mut buf).await.map_err(|e| e.at(address))? {
-                Some(Message::Welcome(welcome)) => Ok((stream, buf, welcome)),
+                Some(Message::Welcome(welcome)) => {
+                    let key = stream.key(welcome.node).map_err(|e| e.at(address))?;
+                    Ok((stream, buf, welcome, key))
+                }
                 // It says why it has nothing to say yet.
                 Some(Message::ControlReply { body, .. }) => match Reply::decode(&body) {
                     Err(e) => Err(e.at(address)),
@@ -75,15 +100,15 @@ impl Client {
                 _ => Err(Error::retry(format!("{address} did not answer like a freebs node"))),
             }
         };
-        let (stream, buf, welcome) = tokio::time::timeout(timing::CLIENT_CONNECT_MAX, connect)
+        let (stream, buf, welcome, key) = tokio::time::timeout(timing::CLIENT_CONNECT_MAX, connect)
             .await
             .map_err(|_| Error::retry(format!("{address} does not answer")))??;
-        let (read, write) = stream.into_split();
+        let (read, write) = tokio::io::split(stream);
         let (requests, queue) = mpsc::channel(QUEUE_MAX);
         let waiting: Arc<Waiting> = Arc::new(Mutex::new(Some(BTreeMap::new())));
         let reader = tokio::spawn(read_replies(read, buf, waiting.clone())).abort_handle();
         let writer = tokio::spawn(write_requests(write, queue, waiting)).abort_handle();
-        Ok(Self(Arc::new(Inner { address: address.into(), welcome, requests, tasks: [reader, writer] })))
+        Ok(Self(Arc::new(Inner { address: address.into(), welcome, key, requests, tasks: [reader, writer] })))
     }
 
     #[must_use]
@@ -101,6 +126,19 @@ impl Client {
     #[must_use]
     pub fn welcome(&self) -> Welcome {
         self.0.welcome
+    }
+
+    /// Refused unless this member answered, with its key.
+    fn check_member(&self, node: &Node) -> Result<()> {
+        if conn::identity().is_none() {
+            return Ok(());
+        }
+        let (there, key) = (self.0.welcome.node, self.0.key);
+        if there == node.id && key.is_some() && node.identity.is_none_or(|k| Some(k) == key) {
+            return Ok(());
+        }
+        let (name, address) = (&node.name, &self.0.address);
+        Err(Error::invalid(format!("node {there} answers at {address}, and not {name} with the key that it has")))
     }
 
     /// Sends one request and waits for its reply. `Retry` if the connection broke or `max` passed: it is not known
@@ -124,6 +162,9 @@ impl Client {
 }
 
 fn unreachable(address: &str, e: &std::io::Error) -> Error {
+    if conn::is_refusal(e) {
+        return Error::invalid(format!("the node at {address}: {e}"));
+    }
     Error::retry(format!("can't reach a freebs node at {address}: {}", crate::files::plain(e)))
 }
 
@@ -132,7 +173,7 @@ fn lock(waiting: &Waiting) -> std::sync::MutexGuard<'_, Option<BTreeMap<u64, one
 }
 
 /// Ends with the connection; dropping the table tells everybody who waits.
-async fn read_replies(mut read: OwnedReadHalf, mut buf: BytesMut, waiting: Arc<Waiting>) {
+async fn read_replies(mut read: ReadHalf<NodeConn>, mut buf: BytesMut, waiting: Arc<Waiting>) {
     loop {
         match read_message(&mut read, &mut buf).await {
             Ok(Some(Message::ControlReply { id, body })) => {
@@ -156,7 +197,7 @@ async fn read_replies(mut read: OwnedReadHalf, mut buf: BytesMut, waiting: Arc<W
 }
 
 async fn write_requests(
-    mut write: OwnedWriteHalf,
+    mut write: WriteHalf<NodeConn>,
     mut queue: mpsc::Receiver<(Bytes, oneshot::Sender<Bytes>)>,
     waiting: Arc<Waiting>,
 ) {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 
 async fn ask(node: &Node, of: EventsOf) -> Result<Vec<Event>> {
-    let client = Client::connect(&node.address).await?;
+    let client = Client::connect_to(node).await?;
     match client.call(&Request::Events(of), timing::NODE_ANSWER_MAX).await? {
         Reply::Events { events, .. } => Ok(events),
         _ => Err(Error::corrupt("a node answered something else")),

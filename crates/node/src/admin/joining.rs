@@ -1,16 +1,23 @@
 //! Tokens are made, and nodes join with them.
 
+use super::client::Client;
 use super::service::Service;
 use crate::events::now_ms;
-use crate::options::check_joined_listen;
-use freebs_control::api::{JoinRequest, Joined, Reply, Secret, TokenStatus};
+use crate::identity::{self, to_hex};
+use crate::options::check_reachable;
+use crate::timing;
+use freebs_control::api::{JoinRequest, Joined, Reply, Request, Secret, TokenStatus};
 use freebs_control::cluster_file::ClusterPeer;
 use freebs_control::events::TOKEN_ID_DIGITS;
 use freebs_control::{Command, ControlPlane, NewNode, Outcome, State, Token};
-use freebs_format::keys::{JOIN_SECRET_BYTES, JoinToken};
+use freebs_format::keys::{JOIN_SECRET_BYTES, JoinToken, KeyOf};
+use freebs_identity::{SigningKey, certify};
 use freebs_io::{Random, linux::OsRandom};
-use freebs_types::{Error, Hash32, HostPublic, Result};
+use freebs_types::{Error, Hash32, HostPublic, NodeId, Result};
 use std::net::SocketAddr;
+
+/// The node that `freebs cluster init` has made: it has the authority's key.
+const FIRST: NodeId = NodeId(1);
 
 impl Service {
     fn authority(&self) -> Result<HostPublic> {
@@ -71,6 +78,40 @@ impl Service {
         })
     }
 
+    /// The key that nodes are certified with, if it lies here.
+    async fn authority_key(&self) -> Result<Option<SigningKey>> {
+        let (Some(data), here) = (self.keys(), self.me().cluster) else { return Ok(None) };
+        let read = tokio::task::spawn_blocking(move || identity::load(&data, KeyOf::Authority, here));
+        let key = read.await.map_err(|e| Error::bug(format!("a key could not be read: {e}")))??;
+        match key {
+            Some(key) if key.public() != self.authority()? => {
+                Err(Error::invalid(format!("the file authority-key of {} is of another authority", self.me().name)))
+            }
+            key => Ok(key),
+        }
+    }
+
+    /// Asks the node that has made the cluster, which has the authority's key.
+    async fn join_elsewhere(&self, of: JoinRequest) -> Result<Reply> {
+        let without = |e: &Error| {
+            let name = &self.me().name;
+            Error {
+                kind: e.kind,
+                text: format!("{name} does not have the authority's key, so it asks for it: {e}").into(),
+            }
+        };
+        let state = self.state()?;
+        let first = state.node(FIRST).filter(|_| self.me().id != FIRST).ok_or_else(|| {
+            Error::invalid(format!(
+                "{} does not have the authority's key, without which no node can be certified; put the file authority-key \
+                 back into its data directory",
+                self.me().name
+            ))
+        })?;
+        let client = Client::connect_to(first).await.map_err(|e| without(&e))?;
+        client.call(&Request::Join(of), timing::COMMAND_MAX).await
+    }
+
     pub(super) async fn join(&self, of: JoinRequest) -> Result<Reply> {
         let token = JoinToken::parse(&of.token.0)?;
         let here = self.me().cluster;
@@ -92,13 +133,12 @@ impl Service {
         let address: SocketAddr = of.address.parse().map_err(|_| {
             Error::invalid(format!("'{}' is no address of a node; it is HOST:PORT in numbers", of.address))
         })?;
-        if address.port() == 0 {
-            return Err(Error::invalid(format!("'{address}' has no port; a node is reached at one")));
-        }
-        check_joined_listen(address)?;
+        check_reachable(address)?;
+        let Some(key) = self.authority_key().await? else { return self.join_elsewhere(of).await };
+        let identity = of.identity;
         let new = NewNode {
             token: token.hash(),
-            identity: of.identity,
+            identity,
             name: of.name,
             // In one way of writing it, so that a place is not given twice.
             address: address.to_string(),
@@ -110,7 +150,8 @@ impl Service {
         // The state here has the revision by now.
         let state = self.state()?;
         let others = state.nodes().filter(|n| n.id != node).map(|n| ClusterPeer::from(&**n));
-        Ok(Reply::Joined(Joined { node, peers: others.collect() }))
+        let certificate = to_hex(&certify(&key, here, node, &identity)?);
+        Ok(Reply::Joined(Joined { node, peers: others.collect(), certificate }))
     }
 }
 
@@ -158,12 +199,21 @@ fn named(state: &State, prefix: &str) -> Result<Token> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{ask, first_of_all};
+    use super::super::tests::{CLUSTER, Node, ask, first_of_all};
     use super::*;
     use crate::admin::Authority;
     use freebs_control::api::Request;
     use freebs_identity::SigningKey;
-    use freebs_types::{ErrorKind, NodeId};
+    use freebs_types::ErrorKind;
+    use std::path::Path;
+
+    /// With the authority's key beside it.
+    async fn first(dir: &Path) -> Node {
+        let key = identity::load_or_make(dir, KeyOf::Authority, CLUSTER).unwrap().public();
+        let node = first_of_all(dir, Authority { key, identity: HostPublic([1; 32]) }).await;
+        node.service.certify_from(dir.into());
+        node
+    }
 
     fn request(token: &Secret, key: &SigningKey, address: &str) -> JoinRequest {
         let hash = JoinToken::parse(&token.0).unwrap().hash();
@@ -184,8 +234,7 @@ mod tests {
     #[tokio::test]
     async fn who_asks_has_the_key_and_there_is_no_way_around() {
         let dir = tempfile::tempdir().unwrap();
-        let authority = Authority { key: HostPublic([9; 32]), identity: HostPublic([1; 32]) };
-        let node = first_of_all(dir.path(), authority).await;
+        let node = first(dir.path()).await;
         let reply = ask(&node, Request::TokenCreate { valid_ms: 60_000 }).await.unwrap();
         let Reply::Token { token, .. } = reply else { panic!("{reply:?}") };
         let (mine, other) = (SigningKey::new(&Hash32([5; 32])).unwrap(), SigningKey::new(&Hash32([6; 32])).unwrap());
@@ -197,8 +246,8 @@ mod tests {
         let stolen = JoinRequest { identity: mine.public(), ..request(&token, &other, "127.0.0.1:7401") };
         refused(stolen, "the secret half").await;
         refused(JoinRequest { address: "127.0.0.1:7402".into(), ..good.clone() }, "the secret half").await;
-        refused(request(&token, &mine, "127.0.0.1:0"), "no port").await;
-        refused(request(&token, &mine, "192.0.2.1:7401"), "loopback").await;
+        refused(request(&token, &mine, "127.0.0.1:0"), "nobody reaches").await;
+        refused(request(&token, &mine, "0.0.0.0:7401"), "nobody reaches").await;
         let now_ms = now_ms();
         let hash = Hash32([3; 32]);
         let new = NewNode {
@@ -220,14 +269,22 @@ mod tests {
         let reply = ask(&node, Request::Join(good)).await.unwrap();
         let Reply::Joined(joined) = reply else { panic!("{reply:?}") };
         assert_eq!((joined.node, joined.peers.len(), joined.peers[0].id), (NodeId(2), 1, NodeId(1)));
+        let (certificate, authority) =
+            (identity::from_hex(&joined.certificate).unwrap(), node.service.authority().unwrap());
+        freebs_identity::check_own(&certificate, CLUSTER, &authority, NodeId(2), &mine.public()).unwrap();
+        // Without the authority's key nobody is taken in.
+        std::fs::remove_file(dir.path().join("authority-key")).unwrap();
+        let reply = ask(&node, Request::TokenCreate { valid_ms: 60_000 }).await.unwrap();
+        let Reply::Token { token, .. } = reply else { panic!("{reply:?}") };
+        refused(request(&token, &other, "127.0.0.1:7409"), "put the file authority-key").await;
+        assert!(node.service.state().unwrap().node(NodeId(3)).is_none());
     }
 
     /// A leaked token was used while it was being ended, and the answer was that it is ended.
     #[tokio::test]
     async fn a_token_that_is_used_meanwhile_is_not_revoked() {
         let dir = tempfile::tempdir().unwrap();
-        let authority = Authority { key: HostPublic([9; 32]), identity: HostPublic([1; 32]) };
-        let node = first_of_all(dir.path(), authority).await;
+        let node = first(dir.path()).await;
         let mut made = Vec::new();
         for _ in 0..2 {
             let reply = ask(&node, Request::TokenCreate { valid_ms: 60_000 }).await.unwrap();

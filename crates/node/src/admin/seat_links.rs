@@ -4,6 +4,7 @@
 //! What can't be sent now is dropped, as a network may do: the seats ask again. A queue holds at most `QUEUE_BYTES_MAX`.
 
 use super::server::{read_message, write_message};
+use crate::conn::{self, NodeConn};
 use crate::timing;
 use bytes::{Bytes, BytesMut};
 use freebs_consensus::{Devices, Network, Seat};
@@ -16,8 +17,8 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
-use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
 /// What a `Control` message on such a connection holds: a message of a seat, or where its node is.
@@ -44,11 +45,13 @@ pub(super) struct Book {
     places: Rc<RefCell<BTreeMap<NodeId, Places>>>,
     /// Who was reached under one of their addresses is of another cluster.
     foreign: Rc<RefCell<Option<Error>>>,
+    state: Rc<RefCell<Arc<State>>>,
 }
 
 impl Book {
     /// Takes in where nodes have registered.
-    pub fn learn(&self, state: &State) {
+    pub fn learn(&self, state: &Arc<State>) {
+        *self.state.borrow_mut() = state.clone();
         let mut book = self.places.borrow_mut();
         for node in state.nodes() {
             book.entry(node.id).or_default().registered = Some(node.address.clone());
@@ -61,6 +64,11 @@ impl Book {
         if book.len() < 2 * limits::NODES_MAX || book.contains_key(&node) {
             book.entry(node).or_default().heard = Some(address);
         }
+    }
+
+    /// The control state as this node knows it.
+    fn state(&self) -> Arc<State> {
+        self.state.borrow().clone()
     }
 
     /// What was heard of another cluster, if anything was.
@@ -230,12 +238,22 @@ enum End {
 
 impl End {
     fn of_io(e: &std::io::Error) -> Self {
+        if conn::is_refusal(e) {
+            return Self::Stranger(Error::invalid(e.to_string()));
+        }
         let error = Error::retry(crate::files::plain(e));
         match e.kind() {
             io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
                 Self::Lost(error)
             }
             _ => Self::Other(error),
+        }
+    }
+
+    fn at(self, address: &str) -> Self {
+        match self {
+            Self::Stranger(e) => Self::Stranger(e.at(format_args!("the node at {address}"))),
+            other => other,
         }
     }
 }
@@ -310,11 +328,12 @@ impl Link {
         }
     }
 
-    async fn connect(&self, address: &str) -> Result<TcpStream, End> {
+    async fn connect(&self, address: &str) -> Result<NodeConn, End> {
         let connect = async {
-            let failed = |e: io::Error| End::of_io(&e);
-            let mut stream = TcpStream::connect(address).await.map_err(failed)?;
-            let _ = stream.set_nodelay(true);
+            let failed = |e: io::Error| End::of_io(&e).at(address);
+            let refused = |e: Error| End::Stranger(e.at(format_args!("the node at {address}")));
+            let broke = |e: Error| if e.kind == ErrorKind::Invalid { refused(e) } else { End::Other(e) };
+            let mut stream = NodeConn::connect(address).await.map_err(failed)?;
             let hello = Hello {
                 cluster: self.cluster,
                 role: Role::Seat,
@@ -325,8 +344,10 @@ impl Link {
             };
             write_message(&mut stream, &Message::Hello(hello)).await.map_err(failed)?;
             let mut buf = BytesMut::new();
-            match read_message(&mut stream, &mut buf).await.map_err(End::Other)? {
-                Some(Message::Welcome(w)) if w.cluster == self.cluster && w.node == self.to => {}
+            match read_message(&mut stream, &mut buf).await.map_err(broke)? {
+                Some(Message::Welcome(w)) if w.cluster == self.cluster && w.node == self.to => {
+                    stream.check_dialled(self.to, &self.book.state()).map_err(refused)?;
+                }
                 Some(Message::Welcome(w)) if w.cluster != self.cluster => {
                     return Err(End::Stranger(Error::invalid(format!(
                         "{address} belongs to another cluster ({}), and this node to {}; check the addresses and the \
@@ -336,8 +357,12 @@ impl Link {
                 }
                 Some(Message::ControlReply { body, .. }) => {
                     let why = Reply::decode(&body).err().unwrap_or_else(|| Error::retry("another node")).at(address);
-                    let is_unknown = why.kind == ErrorKind::Invalid;
-                    return Err(if is_unknown { End::Unknown(why, address.to_owned()) } else { End::Other(why) });
+                    return Err(match why.kind {
+                        ErrorKind::Invalid => End::Unknown(why, address.to_owned()),
+                        // It does not take this node for the member that it says it is.
+                        ErrorKind::Corrupt => End::Stranger(Error::invalid(why.text)),
+                        _ => End::Other(why),
+                    });
                 }
                 _ => return Err(End::Other(Error::retry("another node"))),
             }
@@ -351,8 +376,8 @@ impl Link {
     }
 
     /// Sends until the connection ends; why it did.
-    async fn serve(&mut self, stream: TcpStream, first: Vec<u8>) -> End {
-        let (mut read, mut write) = stream.into_split();
+    async fn serve(&mut self, stream: NodeConn, first: Vec<u8>) -> End {
+        let (mut read, mut write) = tokio::io::split(stream);
         let mut message = first;
         let mut nothing = BytesMut::new();
         loop {
@@ -393,7 +418,7 @@ mod tests {
             state.apply(register).expect("a node");
         }
         let book = Book::default();
-        book.learn(&state);
+        book.learn(&Arc::new(state));
         let (_, queue) = mpsc::channel(1);
         Link {
             cluster: CLUSTER,

@@ -4,6 +4,7 @@ use super::plane::Plane;
 use super::seat::Order;
 use super::seat_links::{ADDRESS, MESSAGE};
 use super::service::{Service, Session};
+use crate::conn::{self, May, NodeConn};
 use crate::timing;
 use bytes::BytesMut;
 use freebs_consensus::wire::{other_version, sender};
@@ -14,6 +15,7 @@ use freebs_types::{Error, Result};
 use std::io;
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+#[cfg(test)]
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
@@ -31,6 +33,7 @@ pub(super) async fn read_message(from: &mut (impl AsyncRead + Unpin), buf: &mut 
             Ok(0) if buf.is_empty() => return Ok(None),
             Ok(0) => return Err(Error::retry("the connection ended within a message")),
             Ok(_) => {}
+            Err(e) if conn::is_refusal(&e) => return Err(Error::invalid(e.to_string())),
             Err(e) => return Err(Error::retry(format!("the connection broke: {}", crate::files::plain(&e)))),
         }
     }
@@ -40,32 +43,33 @@ pub(super) async fn write_message(to: &mut (impl AsyncWrite + Unpin), message: &
     let mut out = BytesMut::new();
     message.encode(&mut out);
     message.payload().iter().for_each(|part| out.extend_from_slice(part));
-    to.write_all(&out).await
+    to.write_all(&out).await?;
+    to.flush().await
 }
 
 /// A connection of which nothing was read yet: hello, then as `serve`.
 #[cfg(test)]
-pub(super) async fn serve_hello(mut stream: TcpStream, service: Arc<Service>) -> Result<()> {
+pub(super) async fn serve_hello(stream: TcpStream, service: Arc<Service>) -> Result<()> {
+    let mut stream = NodeConn::Plain(stream);
     let mut buf = BytesMut::new();
     match read_message(&mut stream, &mut buf).await? {
         Some(Message::Hello(hello)) if hello.role == freebs_format::wire::Role::Seat => {
             let plane = service.plane.clone();
             hear_seat(stream, buf, hello, &plane).await
         }
-        Some(Message::Hello(hello)) => serve(stream, buf, hello, service).await,
+        Some(Message::Hello(_)) => serve(stream, buf, May::All, service).await,
         _ => Err(Error::invalid("no hello came")),
     }
 }
 
 /// A connection whose hello was read (`buf` holds what came behind it): welcomes and answers until it ends.
-pub async fn serve(mut stream: TcpStream, mut buf: BytesMut, _hello: Hello, service: Arc<Service>) -> Result<()> {
-    let _ = stream.set_nodelay(true);
+pub async fn serve(mut stream: NodeConn, mut buf: BytesMut, may: May, service: Arc<Service>) -> Result<()> {
     let me = service.me();
     let welcome = Welcome { cluster: me.cluster, node: me.id, start: me.start, worker: 0, workers: me.workers };
     let broken = |e: io::Error| Error::retry(format!("the connection broke: {}", crate::files::plain(&e)));
     write_message(&mut stream, &Message::Welcome(welcome)).await.map_err(broken)?;
-    let session = Arc::new(Session::new(service));
-    let (mut read, mut write) = stream.into_split();
+    let session = Arc::new(Session::new(service, may));
+    let (mut read, mut write) = tokio::io::split(stream);
     let (answers, mut ready) = mpsc::channel::<Message>(REQUESTS_MAX);
     // All that works for this connection ends with it, also when this future is dropped.
     let mut tasks = JoinSet::new();
@@ -105,7 +109,7 @@ pub async fn serve(mut stream: TcpStream, mut buf: BytesMut, _hello: Hello, serv
 }
 
 /// A connection whose hello was read, to a node that can't answer anything yet: it is told why, in place of a welcome.
-pub async fn turn_away(mut stream: TcpStream, why: Error) -> Result<()> {
+pub async fn turn_away(mut stream: NodeConn, why: Error) -> Result<()> {
     let reply = Message::ControlReply { id: 0, body: Reply::encode(Err(why.clone())).into() };
     let _ = tokio::time::timeout(timing::API_WRITE_MAX, write_message(&mut stream, &reply)).await;
     Err(why)
@@ -113,7 +117,7 @@ pub async fn turn_away(mut stream: TcpStream, why: Error) -> Result<()> {
 
 /// A connection from another node's seat: welcomes it, and passes on what it says until it ends. While the seat here is
 /// busy the socket is not read.
-pub async fn hear_seat(mut stream: TcpStream, mut buf: BytesMut, hello: Hello, plane: &Plane) -> Result<()> {
+pub async fn hear_seat(mut stream: NodeConn, mut buf: BytesMut, hello: Hello, plane: &Plane) -> Result<()> {
     let port = plane.port().ok_or_else(|| Error::invalid("there is no seat here"))?;
     if hello.node.0 == 0 || hello.node == port.node {
         return Err(Error::invalid("a seat of this node, or of none"));

@@ -2,6 +2,7 @@
 
 use super::plane::Plane;
 use super::{LocalNode, snapshots, status};
+use crate::conn::May;
 use crate::events::{EventLog, now_ms};
 use crate::timing;
 use bytes::Bytes;
@@ -11,8 +12,9 @@ use freebs_control::timing::WATCH_MS;
 use freebs_control::{Ack, Command, ControlPlane, CreateVolume, State, Volume};
 use freebs_types::{ClusterId, Error, ErrorKind, NodeId, Result, ShardId, StartNumber, VolumeId, limits};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// Gateways that may be announced at one node.
@@ -35,6 +37,8 @@ pub struct Service {
     pub(super) local: Arc<dyn LocalNode>,
     pub(super) events: Arc<EventLog>,
     me: Me,
+    /// The directory that may have the authority's key.
+    keys: OnceLock<PathBuf>,
     /// By session, for as long as it lasts; session 0 is this process itself.
     gateways: Mutex<BTreeMap<u64, GatewayInfo>>,
     sessions: AtomicU64,
@@ -42,10 +46,28 @@ pub struct Service {
 
 impl Service {
     pub fn new(me: Me, plane: Plane, local: Arc<dyn LocalNode>, events: Arc<EventLog>) -> Arc<Self> {
-        let service = Self { plane, local, events, me, gateways: Mutex::default(), sessions: AtomicU64::new(0) };
+        let service = Self {
+            plane,
+            local,
+            events,
+            me,
+            keys: OnceLock::new(),
+            gateways: Mutex::default(),
+            sessions: AtomicU64::new(0),
+        };
         let service = Arc::new(service);
         service.plane.serve_by(&service);
         service
+    }
+
+    /// Nodes that join are certified here if the authority's key lies in this directory.
+    pub fn certify_from(&self, data: PathBuf) {
+        let _ = self.keys.set(data);
+    }
+
+    /// The directory that may have the authority's key.
+    pub(super) fn keys(&self) -> Option<PathBuf> {
+        self.keys.get().cloned()
     }
 
     pub fn me(&self) -> &Me {
@@ -365,18 +387,22 @@ fn notes(volume: &Volume) -> Vec<String> {
 /// One connection to a service; what was announced on it goes with it.
 pub struct Session {
     service: Arc<Service>,
+    may: May,
     number: u64,
 }
 
 impl Session {
-    pub fn new(service: Arc<Service>) -> Self {
+    pub fn new(service: Arc<Service>, may: May) -> Self {
         let number = service.sessions.fetch_add(1, Ordering::Relaxed) + 1;
-        Self { service, number }
+        Self { service, may, number }
     }
 
     /// The reply body to a request body. Never fails: errors are replies, too.
     pub async fn answer(&self, body: &[u8]) -> Bytes {
         let result = match Request::decode(body) {
+            Ok(request) if self.may == May::Join && !matches!(request, Request::Join(_)) => {
+                Err(Error::invalid("whoever has no certificate of this cluster can only join it"))
+            }
             Ok(request) => self.service.handle(request, self.number).await,
             Err(e) => Err(e),
         };

@@ -31,7 +31,7 @@ struct Answer {
 
 /// Connects to a node, which says who it is.
 async fn meet(node: &Node) -> Result<(Client, NodeInfo)> {
-    let client = Client::connect(&node.address).await?;
+    let client = Client::connect_to(node).await?;
     let Reply::Node(info) = client.call(&Request::NodeInfo, timing::NODE_ANSWER_MAX).await? else {
         return Err(Error::corrupt("a node answered something else"));
     };
@@ -349,7 +349,7 @@ impl NoDigest {
 }
 
 async fn ask_digest(node: &Node, shard: ShardId) -> Digested {
-    let client = Client::connect(&node.address).await.map_err(NoDigest::Unreached)?;
+    let client = Client::connect_to(node).await.map_err(NoDigest::Unreached)?;
     match client.call(&Request::ShardDigest { shard }, timing::DIGEST_MAX).await {
         Ok(Reply::Digest(d)) if d.shard == shard => Ok(d),
         // Not the replica: another node's answer, or one of another version.

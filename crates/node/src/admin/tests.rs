@@ -29,7 +29,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-const CLUSTER: ClusterId = ClusterId([9; 16]);
+pub(super) const CLUSTER: ClusterId = ClusterId([9; 16]);
 pub(super) const MAX: Duration = Duration::from_secs(20);
 
 /// Replicas of a node as a test wants them.
@@ -555,7 +555,7 @@ async fn a_node_that_can_not_answer_yet_says_why() {
         let (mut stream, _) = listener.accept().await.unwrap();
         let hello = read_message(&mut stream, &mut BytesMut::new()).await.unwrap();
         assert!(matches!(hello, Some(Message::Hello(_))));
-        turn_away(stream, crate::runtime::not_yet("node7", true, true)).await
+        turn_away(crate::conn::NodeConn::Plain(stream), crate::runtime::not_yet("node7", true, true)).await
     });
     let e = Client::connect(&address).await.unwrap_err();
     assert_eq!(e.kind, ErrorKind::Retry);

@@ -46,6 +46,10 @@ pub struct Cli {
     #[arg(long, global = true, env = "FREEBS_CLUSTER", value_name = "HOST:PORT", value_parser = cluster)]
     pub cluster: Option<String>,
 
+    /// Speak TLS with nodes, with the key and certificate in the data directory of one on this machine
+    #[arg(long, global = true, env = "FREEBS_AS_NODE", value_name = "DIR")]
+    pub as_node: Option<PathBuf>,
+
     #[command(subcommand)]
     pub command: Command,
 }
@@ -301,7 +305,7 @@ pub struct NodeRunArgs {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub segment_size: Option<u64>,
 
-    /// Listen beyond loopback, without encryption
+    /// Listen beyond loopback, without encryption; nodes that join with tokens encrypt, and need it not
     #[arg(long)]
     pub trusted_network: bool,
 

@@ -6,7 +6,7 @@ use crate::admin::Client;
 use crate::timing;
 use clap::Args;
 use freebs_control::api::{DrainStatus, Reply, Request};
-use freebs_types::{ErrorKind, Result};
+use freebs_types::{Error, ErrorKind, Result};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
@@ -16,9 +16,9 @@ Examples:
   freebs node drain node4 --wait    ends once it has nothing left that others need
   freebs node drain node4 --undo    it gets copies again as others do
 
-Volumes go on meanwhile, and have as many copies as before at each moment: a node leaves a chain only once another one has
-everything. Refused if that would leave a volume with fewer copies. A node that is down is replaced without the wait of
---replace-after.";
+Volumes go on meanwhile, with as many copies as before: a node leaves a chain only once another one has everything. Refused if
+there would be too few nodes for all copies. A node that is down is replaced after half a minute, without the wait of
+--replace-after. It keeps its vote in the control plane, and the key that tokens are made with, if it has these.";
 
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
@@ -43,7 +43,7 @@ pub async fn run(args: DrainArgs, cluster: &str, output: &Output) -> Result<Exit
     }
     output.show(&known, |s| match (s.drains, s.shards) {
         (false, _) => format!("{} is not being emptied", s.node),
-        (true, 0) => format!("{} has nothing that others need: it can be stopped", s.node),
+        (true, 0) => format!("{} has no copy that others need", s.node),
         (true, n) => format!("{} is being emptied: {}; `freebs status` shows how many are left", s.node, left(n)),
     });
     Ok(ExitCode::SUCCESS)
@@ -61,19 +61,32 @@ async fn ask(client: &Client, name: &str, drains: bool) -> Result<DrainStatus> {
     }
 }
 
-/// Asks until nothing is left. The node that is asked may be the one that is stopped next: then another one is.
+/// Looks until nothing is left. The node that is asked may be the one that is stopped next: then another one is.
 async fn wait(cluster: &str, mut client: Client, name: &str, mut known: DrainStatus) -> Result<DrainStatus> {
     while known.shards > 0 {
         progress(&format!("{name}: {}", left(known.shards)));
         tokio::time::sleep(timing::DRAIN_LOOK).await;
-        match ask(&client, name, true).await {
+        match look(&client, name).await {
+            Ok(now) if !now.drains => {
+                progress("");
+                return Err(Error::fenced(format!("{name} is not being emptied any more: somebody has said --undo")));
+            }
             Ok(now) => known = now,
-            Err(e) if e.kind == ErrorKind::Retry => client = connect(cluster).await?,
+            Err(e) if e.kind == ErrorKind::Retry => client = connect(cluster).await.unwrap_or(client),
             Err(e) => return Err(e),
         }
     }
     progress("");
     Ok(known)
+}
+
+async fn look(client: &Client, name: &str) -> Result<DrainStatus> {
+    let Reply::Status(status) = client.call(&Request::Status, timing::CALL_MAX).await? else {
+        return Err(unexpected());
+    };
+    let node = status.nodes.into_iter().find(|n| n.name == name);
+    let node = node.ok_or_else(|| Error::retry(format!("{name} is not known there yet")))?;
+    Ok(DrainStatus { node: node.name, drains: node.drains, shards: node.shards })
 }
 
 fn progress(text: &str) {

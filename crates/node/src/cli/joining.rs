@@ -2,23 +2,24 @@
 //! about clusters are brought to their rooms.
 //!
 //! Invariants: a data directory gets its cluster file last, so one that has it has all that a start needs; until then the
-//! same command goes on where it was, also with another token: the cluster knows the key. A token is told to nobody off
-//! loopback.
+//! same command goes on where it was, also with another token: the cluster knows the key. A token is told only to a node
+//! that the authority has certified which the token names.
 
 use super::asked::unexpected;
 use super::output::Output;
 use super::rebalance::{self, RebalanceArgs};
 use super::restart::{self, RestartArgs};
-use super::tokens::{self, TokenArgs, ask_again, connect_here};
+use super::tokens::{self, TokenArgs, ask_again, connect_to_join};
 use super::values::{DEFAULT_DATA, address, size, workers};
 use crate::cluster_file::{self, ClusterFile, ClusterNode};
 use crate::files::{self, DirLock};
 use crate::identity;
-use crate::options::{DEFAULT_CLUSTER, DEFAULT_DEVICE_BYTES, check_device, check_joined_listen, default_workers};
+use crate::options::{DEFAULT_CLUSTER, DEFAULT_DEVICE_BYTES, check_device, check_reachable, default_workers};
 use clap::{Args, Subcommand};
 use freebs_control::api::{JoinRequest, Reply, Request, Secret};
 use freebs_control::rules;
 use freebs_format::keys::{JoinToken, KeyOf};
+use freebs_identity::{Caller, certify, check_own};
 use freebs_types::{ClusterId, Error, NodeId, Result, limits};
 use serde::Serialize;
 use std::net::SocketAddr;
@@ -150,13 +151,7 @@ fn new_node(args: &NewNodeArgs, id: NodeId, name: String) -> Result<ClusterNode>
     let workers = args.workers.unwrap_or_else(default_workers);
     let (device, segment) = (args.device_size, args.segment_size);
     check_device(device.unwrap_or(DEFAULT_DEVICE_BYTES), segment.unwrap_or(limits::SEGMENT_BYTES), workers)?;
-    check_joined_listen(args.listen)?;
-    if args.listen.port() == 0 {
-        return Err(Error::invalid(format!(
-            "--listen {} has no port, so nobody could reach the node there",
-            args.listen
-        )));
-    }
+    check_reachable(args.listen)?;
     Ok(ClusterNode { id, name, address: args.listen.to_string(), data: args.data.clone(), workers })
 }
 
@@ -184,8 +179,16 @@ fn token(file: Option<&Path>) -> Result<JoinToken> {
 }
 
 /// Files that may lie in a directory before a node is made there: an attempt before this one may have been cut off.
-const MADE_BEFORE: [&str; 6] =
-    ["lock", "up.lock", "cluster.json.tmp", "lost+found", "node-key.tmp", "authority-key.tmp"];
+const MADE_BEFORE: [&str; 8] = [
+    "lock",
+    "up.lock",
+    "cluster.json.tmp",
+    "lost+found",
+    "node-key.tmp",
+    "authority-key.tmp",
+    "node-certificate.tmp",
+    "node-certificate",
+];
 const KEY: [&str; 1] = ["node-key"];
 
 /// Refuses a directory that is a node's already, or has anything else in it.
@@ -228,8 +231,10 @@ fn init(args: InitArgs, output: &Output) -> Result<ExitCode> {
     let _locks = hold(data, &[])?;
     let mut file = cluster_file::begin(vec![node]);
     file.founds = true;
-    file.authority = Some(identity::load_or_make(data, KeyOf::Authority, file.cluster)?.public());
-    identity::load_or_make(data, KeyOf::Node, file.cluster)?;
+    let authority = identity::load_or_make(data, KeyOf::Authority, file.cluster)?;
+    file.authority = Some(authority.public());
+    let key = identity::load_or_make(data, KeyOf::Node, file.cluster)?.public();
+    identity::save_certificate(data, &certify(&authority, file.cluster, NodeId(1), &key)?)?;
     (file.device_size, file.segment_bytes) = (args.node.device_size, args.node.segment_size);
     cluster_file::save(&file, &data.join("cluster.json"))?;
     show(output, &file, &format!("the cluster {} begins with {}", file.cluster, file.first().name));
@@ -242,14 +247,8 @@ pub async fn join(args: JoinArgs, output: &Output) -> Result<ExitCode> {
     let mut node = new_node(&args.node, NodeId(0), name)?;
     let data = &args.node.data;
     let _locks = hold(data, &KEY)?;
-    let client = connect_here(&args.address, output).await?;
-    let there = client.welcome().cluster;
-    if there != token.cluster {
-        return Err(Error::invalid(format!(
-            "the token is of the cluster {}, and the node at {} of {there}; name a node of that cluster",
-            token.cluster, args.address
-        )));
-    }
+    let caller = Caller::to_join(token.cluster, &token.authority)?;
+    let client = connect_to_join(&args.address, &caller, token.cluster, output).await?;
     let key = identity::joining_key(data, token.cluster)?;
     let mut request = JoinRequest {
         token: Secret(token.text()),
@@ -266,6 +265,10 @@ pub async fn join(args: JoinArgs, output: &Output) -> Result<ExitCode> {
     if joined.peers.iter().all(|p| p.id == node.id) {
         return Err(unexpected());
     }
+    let certificate = identity::from_hex(&joined.certificate)?;
+    check_own(&certificate, token.cluster, &token.authority, node.id, &key.public())
+        .map_err(|e| e.at("the certificate that the cluster has answered"))?;
+    identity::save_certificate(data, &certificate)?;
     let mut file = ClusterFile::new(token.cluster, vec![node]);
     file.authority = Some(token.authority);
     file.peers = joined.peers;

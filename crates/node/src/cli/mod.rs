@@ -29,6 +29,7 @@ mod verify;
 mod volume;
 
 use crate::options::DEFAULT_CLUSTER;
+use crate::{conn, identity};
 use args::{Cli, Command, NodeArgs, NodeCommand};
 use clap::{CommandFactory, Parser};
 use freebs_types::{Error, Result};
@@ -61,6 +62,12 @@ pub fn main() -> ExitCode {
 }
 
 fn dispatch(cli: Cli, output: &Output) -> Result<ExitCode> {
+    // A node speaks as itself, and those of `freebs up` have no certificates.
+    let is_node =
+        matches!(&cli.command, Command::Up(_)) || matches!(&cli.command, Command::Node(n) if n.command.is_none());
+    if let Some(data) = cli.as_node.as_ref().filter(|_| !is_node) {
+        conn::speak_as(identity::of_directory(data)?);
+    }
     let named = cli.cluster;
     let cluster = named.clone().unwrap_or_else(|| DEFAULT_CLUSTER.to_owned());
     match cli.command {

@@ -4,8 +4,8 @@ use super::args::{DEFAULT_DATA, GatewayArgs, NodeRunArgs};
 use crate::cluster_file::{self, ClusterFile, ClusterNode, Kept};
 use crate::files::DirLock;
 use crate::options::{
-    DEFAULT_CLUSTER, DEFAULT_DEVICE_BYTES, GatewayOptions, NodeOptions, check_device, check_joined_listen,
-    check_listen, default_workers, resolve,
+    DEFAULT_CLUSTER, DEFAULT_DEVICE_BYTES, GatewayOptions, NodeOptions, check_device, check_listen, check_reachable,
+    default_workers, resolve,
 };
 use crate::{headroom, identity};
 use freebs_control::rules;
@@ -65,7 +65,7 @@ pub fn node_options(args: NodeRunArgs) -> Result<NodeOptions> {
         None => resolve(&node.address)?,
     };
     if cluster.authority.is_some() {
-        check_joined_listen(listen)?;
+        check_reachable(resolve(&node.address)?)?;
     }
     let device_bytes = args.device_size.or(cluster.device_size).unwrap_or(DEFAULT_DEVICE_BYTES);
     let segment_bytes = args.segment_size.or(cluster.segment_bytes).unwrap_or(limits::SEGMENT_BYTES);
@@ -74,7 +74,7 @@ pub fn node_options(args: NodeRunArgs) -> Result<NodeOptions> {
         node: node.id,
         data: node.data,
         _lock: lock,
-        listen: check_listen(listen, args.trusted_network)?,
+        listen: check_listen(listen, args.trusted_network || cluster.authority.is_some())?,
         nbd: args.nbd,
         attach_wait: args.attach_wait,
         device_bytes,

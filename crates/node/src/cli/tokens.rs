@@ -3,14 +3,15 @@
 use super::asked::unexpected;
 use super::output::{Output, table};
 use crate::admin::Client;
-use crate::options::check_joined_listen;
+use crate::conn;
 use crate::timing;
 use clap::Args;
 use freebs_control::api::{Reply, Request, TokenStatus};
 use freebs_control::rules;
-use freebs_types::{Error, ErrorKind, Result};
+use freebs_identity::Caller;
+use freebs_types::{ClusterId, Error, ErrorKind, Result};
 use serde::Serialize;
-use std::net::ToSocketAddrs;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -47,27 +48,61 @@ fn expires(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The addresses that a `HOST:PORT` stands for, which all have to be of this machine: what is said there is not encrypted.
-fn on_loopback(text: &str) -> Result<Vec<String>> {
+/// The addresses that a `HOST:PORT` stands for.
+fn addresses(text: &str) -> Result<Vec<SocketAddr>> {
     let bad = || Error::invalid(format!("'{text}' is no address; write HOST:PORT, such as 127.0.0.1:7400"));
     let all: Vec<_> = text.to_socket_addrs().map_err(|_| bad())?.collect();
-    all.iter().try_for_each(|a| check_joined_listen(*a))?;
-    if all.is_empty() { Err(bad()) } else { Ok(all.iter().map(ToString::to_string).collect()) }
+    if all.is_empty() { Err(bad()) } else { Ok(all) }
 }
 
-/// A connection to the first of these nodes, all of them on this machine, that answers: one that was just started does
-/// so after a while.
-pub async fn connect_here(cluster: &str, output: &Output) -> Result<Client> {
-    let mut addresses = Vec::new();
-    for text in cluster.split(',') {
-        addresses.extend(on_loopback(text)?);
+/// The same where all have to be of this machine: what is said there without TLS anybody on the way can read.
+fn on_loopback(text: &str) -> Result<Vec<String>> {
+    let all = addresses(text)?;
+    match all.iter().find(|a| !a.ip().is_loopback()) {
+        Some(far) => Err(Error::invalid(format!(
+            "{far} is not on loopback, and this command speaks no TLS, so whoever is on the way could read the token; \
+             name the data directory of a node on this machine with --as-node"
+        ))),
+        None => Ok(all.iter().map(ToString::to_string).collect()),
     }
+}
+
+/// A connection to the first of these nodes that answers: one that was just started does so after a while. Without TLS all
+/// of them have to be on this machine.
+async fn connect_here(cluster: &str, output: &Output) -> Result<Client> {
+    let mut all = Vec::new();
+    for text in cluster.split(',') {
+        match conn::identity() {
+            Some(_) => all.extend(addresses(text)?.iter().map(ToString::to_string)),
+            None => all.extend(on_loopback(text)?),
+        }
+    }
+    when_it_runs(cluster, output, async || Client::connect_any(&all).await).await
+}
+
+/// A connection to a node of the cluster whose authority the caller knows.
+pub async fn connect_to_join(at: &str, caller: &Caller, cluster: ClusterId, output: &Output) -> Result<Client> {
+    addresses(at)?;
+    let is_none = |e: Error| match e.kind {
+        ErrorKind::Invalid => {
+            Error::invalid(format!("{e}; the token is of the cluster {cluster}: name a node of that cluster"))
+        }
+        _ => e,
+    };
+    when_it_runs(at, output, async || Client::connect_to_join(at, caller).await).await.map_err(is_none)
+}
+
+/// Connects to a node that may just be starting.
+async fn when_it_runs(cluster: &str, output: &Output, connect: impl AsyncFn() -> Result<Client>) -> Result<Client> {
     let (begun, mut is_told) = (Instant::now(), false);
     loop {
-        let e = match Client::connect_any(&addresses).await {
+        let e = match connect().await {
             Ok(client) => return Ok(client),
             Err(e) => e,
         };
+        if e.kind == ErrorKind::Invalid {
+            return Err(e);
+        }
         if e.kind != ErrorKind::Retry || begun.elapsed() >= timing::NODE_BEGINS_MAX {
             return Err(Error {
                 kind: e.kind,

@@ -4,15 +4,15 @@ use super::FreebsWire;
 use super::audits::Audits;
 use super::dial;
 use super::drivers::{Drivers, LINK_WINDOW_PER_DRIVER};
-use super::greet;
 use super::nbd_conn;
 use super::thread::{Admission, Command, WorkerSpec, start_shards};
+use crate::conn;
 use crate::timing;
 use freebs_agent::{Membership, Port, caller};
 use freebs_chain::{Who, Worker};
 use freebs_control::{ControlPlane, State};
-use freebs_format::wire::{Hello, Message, Role, Welcome};
-use freebs_io::linux::net::{Address, Handler, LooseStream, Transport, fresh_link};
+use freebs_format::wire::{Hello, Message, Role};
+use freebs_io::linux::net::{Handler, LinkStream, LooseLink, Transport, fresh_link};
 use freebs_io::linux::{FileDevice, SystemClock};
 use freebs_io::{Clock, LinkId};
 use freebs_lsvd::OpenReport;
@@ -145,12 +145,9 @@ impl<C: ControlPlane> Core<C> {
             match command {
                 Command::State(state) => self.on_state(state),
                 Command::Link { stream, hello, leftover } => {
-                    let core = self.clone();
-                    tokio::task::spawn_local(async move {
-                        if let Err(e) = core.accept(stream, hello, leftover).await {
-                            tracing::warn!("a connection was not taken: {e}");
-                        }
-                    });
+                    if let Err(e) = self.accept(stream, hello, leftover) {
+                        tracing::warn!("a connection was not taken: {e}");
+                    }
                 }
                 Command::Open { volume, reply } => {
                     let core = self.clone();
@@ -237,17 +234,9 @@ impl<C: ControlPlane> Core<C> {
         }
     }
 
-    /// Somebody connected and said hello.
-    async fn accept(self: &Rc<Self>, stream: LooseStream, hello: Hello, leftover: bytes::BytesMut) -> Result<()> {
-        let mut stream = stream.fasten()?;
-        let answer = Welcome {
-            cluster: self.spec.cluster,
-            node: self.spec.me.node,
-            start: self.start,
-            worker: self.spec.me.worker,
-            workers: self.spec.workers,
-        };
-        greet::welcome(&mut stream, answer).await?;
+    /// Somebody connected, said hello and was welcomed.
+    fn accept(self: &Rc<Self>, stream: LooseLink, hello: Hello, leftover: bytes::BytesMut) -> Result<()> {
+        let stream = stream.fasten()?;
         let far = self.far_of(&hello)?;
         self.adopt(stream, far, leftover);
         Ok(())
@@ -296,7 +285,7 @@ impl<C: ControlPlane> Core<C> {
     }
 
     /// A greeted stream becomes a link.
-    pub fn adopt(&self, stream: freebs_io::linux::net::Stream, far: Far, leftover: bytes::BytesMut) -> LinkId {
+    pub fn adopt(&self, stream: LinkStream, far: Far, leftover: bytes::BytesMut) -> LinkId {
         let link = fresh_link();
         self.far.borrow_mut().insert(link, far);
         self.transport.adopt(stream, link, leftover);
@@ -324,15 +313,16 @@ impl<C: ControlPlane> Core<C> {
         Hello {
             cluster: self.spec.cluster,
             role,
-            node: self.spec.me.node,
+            // A gateway may speak for the node beside it.
+            node: if self.spec.me.node.0 == 0 { conn::own_number() } else { self.spec.me.node },
             start: self.start,
             from_worker: self.spec.me.worker,
             to_worker,
         }
     }
 
-    pub fn address(&self, node: NodeId) -> Option<Address> {
-        self.state.borrow().node(node)?.address.parse().ok()
+    pub fn address(&self, node: NodeId) -> Option<String> {
+        Some(self.state.borrow().node(node)?.address.clone())
     }
 
     /// The control state changed: shards that are new, changed or gone, peers that are needed, volumes.

@@ -56,9 +56,10 @@ pub async fn dial<C: ControlPlane>(core: &Rc<Core<C>>, peer: Peer, role: Role) -
         let (n, w) = (welcome.node, welcome.worker);
         return Err(Error::invalid(format!("{address} is node {n}, worker {w}, and {peer} was expected there")));
     }
+    stream.check_dialled(peer.node, &core.state.borrow())?;
     let far = match role {
         Role::Node => Far::Member(peer),
         _ => Far::ServesUs(peer),
     };
-    Ok(core.adopt(stream, far, leftover))
+    Ok(core.adopt(stream.into_link(), far, leftover))
 }

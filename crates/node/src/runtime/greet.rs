@@ -2,23 +2,29 @@
 //!
 //! Invariant: connections that say nothing do not keep out new ones.
 
+use crate::conn::{self, NodeConn};
 use crate::places::Places;
 use crate::timing;
 use bytes::BytesMut;
 use freebs_format::wire::{Hello, Message, Role, Welcome};
-use freebs_io::linux::net::{Address, Stream, connect};
 use freebs_types::{ClusterId, Error, Result};
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 
 /// A connection that has said hello.
 pub struct Greeted {
-    pub stream: Stream,
+    pub stream: NodeConn,
     pub hello: Hello,
     /// Read with the greeting, and part of what follows.
     pub leftover: BytesMut,
+}
+
+/// Somebody whose handshake failed.
+pub struct Refused {
+    pub who: String,
+    pub why: String,
 }
 
 async fn read_one<S: AsyncRead + Unpin>(stream: &mut S, buf: &mut BytesMut) -> Result<Message> {
@@ -26,7 +32,10 @@ async fn read_one<S: AsyncRead + Unpin>(stream: &mut S, buf: &mut BytesMut) -> R
         if let Some(m) = Message::decode_greeting(buf)? {
             return Ok(m);
         }
-        let n = stream.read_buf(buf).await.map_err(|e| Error::retry(format!("the connection broke: {e}")))?;
+        let n = stream.read_buf(buf).await.map_err(|e| match conn::is_refusal(&e) {
+            true => Error::invalid(e.to_string()),
+            false => Error::retry(format!("the connection broke: {e}")),
+        })?;
         if n == 0 {
             return Err(Error::retry("the other side closed the connection"));
         }
@@ -36,25 +45,24 @@ async fn read_one<S: AsyncRead + Unpin>(stream: &mut S, buf: &mut BytesMut) -> R
 async fn write_one<S: AsyncWrite + Unpin>(stream: &mut S, message: &Message) -> Result<()> {
     let mut out = BytesMut::new();
     message.encode(&mut out);
-    stream.write_all(&out).await.map_err(|e| Error::retry(format!("the connection broke: {e}")))
-}
-
-macro_rules! on_stream {
-    ($stream:expr, $s:ident => $body:expr) => {
-        match $stream {
-            Stream::Tcp($s) => $body,
-            Stream::Unix($s) => $body,
-        }
+    let write = async {
+        stream.write_all(&out).await?;
+        stream.flush().await
     };
+    write.await.map_err(|e| Error::retry(format!("the connection broke: {e}")))
 }
 
 async fn within<T>(limit: Duration, f: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::time::timeout(limit, f).await.unwrap_or_else(|_| Err(Error::retry("the other side said nothing")))
 }
 
-/// Takes connections, and hands on each that has said hello, until the task is dropped.
-pub async fn accept<F>(listener: TcpListener, greetings: Rc<Places>, go_on: impl Fn(Greeted) -> F + Clone + 'static)
-where
+/// Takes connections, and hands on each that has said hello, or who comes from where and whose handshake was refused,
+/// until the task is dropped.
+pub async fn accept<F>(
+    listener: TcpListener,
+    greetings: Rc<Places>,
+    go_on: impl Fn(Result<Greeted, Refused>) -> F + Clone + 'static,
+) where
     F: Future<Output = Result<()>> + 'static,
 {
     loop {
@@ -73,7 +81,7 @@ where
             let greeted = tokio::select! {
                 biased;
                 () = greeting.gives_way() => Err(Error::retry("it said nothing, and gave way to a new one")),
-                greeted = greet(Stream::Tcp(stream)) => greeted,
+                greeted = greet(stream) => greeted,
             };
             drop(greeting);
             let end = match greeted {
@@ -88,46 +96,59 @@ where
 }
 
 /// Hears the hello of who connected.
-async fn greet(mut stream: Stream) -> Result<Greeted> {
-    if let Stream::Tcp(s) = &stream {
-        let _ = s.set_nodelay(true);
-    }
+async fn greet(stream: TcpStream) -> Result<Result<Greeted, Refused>> {
+    let who = stream.peer_addr();
     let mut leftover = BytesMut::with_capacity(Message::GREETING_BYTES_MAX);
-    let first =
-        within(timing::GREETING_LIMIT, async { on_stream!(&mut stream, s => read_one(s, &mut leftover).await) });
+    let first = within(timing::GREETING_LIMIT, async {
+        let mut stream = match NodeConn::accept(stream).await {
+            Ok(stream) => stream,
+            Err(why) if conn::is_refusal(&why) => return Ok(Err(why)),
+            Err(e) => return Err(Error::retry(format!("no handshake: {e}"))),
+        };
+        let message = read_one(&mut stream, &mut leftover).await?;
+        Ok(Ok((stream, message)))
+    });
     match first.await? {
-        Message::Hello(hello) => Ok(Greeted { stream, hello, leftover }),
-        m => Err(Error::corrupt(format!("a connection began with {} instead of a hello", m.name()))),
+        Ok((stream, Message::Hello(hello))) => Ok(Ok(Greeted { stream, hello, leftover })),
+        Ok((_, m)) => Err(Error::corrupt(format!("a connection began with {} instead of a hello", m.name()))),
+        Err(why) => {
+            let who = who.map_or_else(|_| "somebody".into(), |a| a.to_string());
+            Ok(Err(Refused { who, why: why.to_string() }))
+        }
     }
 }
 
 /// Answers a hello.
-pub async fn welcome(stream: &mut Stream, welcome: Welcome) -> Result<()> {
-    let message = Message::Welcome(welcome);
-    within(timing::GREETING_LIMIT, async { on_stream!(stream, s => write_one(s, &message).await) }).await
+pub async fn welcome(stream: &mut NodeConn, welcome: Welcome) -> Result<()> {
+    within(timing::GREETING_LIMIT, write_one(stream, &Message::Welcome(welcome))).await
 }
 
 /// Connects, says hello and hears the welcome.
 pub async fn introduce(
-    address: &Address,
+    address: &str,
     hello: Hello,
     cluster: ClusterId,
     limit: Duration,
-) -> Result<(Stream, Welcome, BytesMut)> {
-    let mut stream = connect(address, limit).await?;
+) -> Result<(NodeConn, Welcome, BytesMut)> {
     let mut leftover = BytesMut::with_capacity(Message::GREETING_BYTES_MAX);
     let answer = within(limit, async {
-        on_stream!(&mut stream, s => {
-            write_one(s, &Message::Hello(hello)).await?;
-            read_one(s, &mut leftover).await
-        })
+        let failed = |e: std::io::Error| match conn::is_refusal(&e) {
+            true => Error::invalid(format!("{address}: {e}")),
+            false => Error::retry(format!("{address} cannot be reached: {e}; is it running?")),
+        };
+        let mut stream = NodeConn::connect(address).await.map_err(failed)?;
+        write_one(&mut stream, &Message::Hello(hello)).await?;
+        let message = read_one(&mut stream, &mut leftover).await?;
+        Ok((stream, message))
     });
     match answer.await? {
-        Message::Welcome(w) if w.cluster == cluster || hello.role == Role::Control => Ok((stream, w, leftover)),
-        Message::Welcome(w) => {
+        (stream, Message::Welcome(w)) if w.cluster == cluster || hello.role == Role::Control => {
+            Ok((stream, w, leftover))
+        }
+        (_, Message::Welcome(w)) => {
             Err(Error::invalid(format!("{address} belongs to another cluster ({}); check the cluster file", w.cluster)))
         }
-        m => Err(Error::corrupt(format!("{address} answered a hello with {}", m.name()))),
+        (_, m) => Err(Error::corrupt(format!("{address} answered a hello with {}", m.name()))),
     }
 }
 
@@ -147,15 +168,15 @@ mod tests {
             let at = listener.local_addr().unwrap();
             let (came, mut greeted) = mpsc::unbounded_channel();
             let places = Places::new(GREETINGS, tokio::sync::Semaphore::MAX_PERMITS);
-            tokio::task::spawn_local(accept(listener, places, move |greeted: Greeted| {
-                let _ = came.send(greeted.hello.node);
+            tokio::task::spawn_local(accept(listener, places, move |greeted| {
+                let _ = came.send(greeted.map_or(NodeId(0), |g: Greeted| g.hello.node));
                 std::future::ready(Ok(()))
             }));
             let mut silent = Vec::new();
             for _ in 0..2 * GREETINGS {
                 silent.push(TcpStream::connect(at).await.unwrap());
             }
-            let mut node = Stream::Tcp(TcpStream::connect(at).await.unwrap());
+            let mut node = NodeConn::Plain(TcpStream::connect(at).await.unwrap());
             let hello = Hello {
                 cluster: ClusterId([1; 16]),
                 role: Role::Node,
@@ -164,7 +185,7 @@ mod tests {
                 from_worker: 0,
                 to_worker: 0,
             };
-            on_stream!(&mut node, s => write_one(s, &Message::Hello(hello)).await).unwrap();
+            write_one(&mut node, &Message::Hello(hello)).await.unwrap();
             let came = tokio::time::timeout(Duration::from_secs(3), greeted.recv()).await;
             assert_eq!(came.expect("it is heard within 3 s"), Some(NodeId(3)));
             let end = tokio::time::timeout(Duration::from_secs(1), silent[0].read(&mut [0])).await;

@@ -6,17 +6,15 @@
 use crate::admin::{Authority, Plane};
 use crate::cluster_file::Kept;
 use crate::identity;
-use crate::options::{NodeOptions, check_joined_listen};
+use crate::options::NodeOptions;
 use crate::timing;
 use freebs_control::cluster_file::ClusterPeer;
 use freebs_control::{ControlPlane, State};
 use freebs_types::{Error, NodeId, Result};
-use std::net::SocketAddr;
 
 /// A node, as its files know it.
 pub struct Membership {
     node: NodeId,
-    listen: SocketAddr,
     authority: Option<Authority>,
     /// `None` if the file is not this node's alone.
     kept: Option<Kept>,
@@ -41,7 +39,7 @@ impl Membership {
         let is_own = authority.is_some() && cluster.nodes.len() == 1;
         let me = cluster.first().clone();
         let kept = is_own.then(|| options.kept.clone());
-        Ok(Self { node: options.node, listen: options.listen, authority, kept, me })
+        Ok(Self { node: options.node, authority, kept, me })
     }
 
     pub fn authority(&self) -> Option<Authority> {
@@ -83,7 +81,7 @@ impl Membership {
                 mine.identity
             )));
         }
-        check_joined_listen(self.listen)
+        Ok(())
     }
 
     /// The same with one that this node takes for the newest: it has all members that were noted before. `Corrupt` if not.
@@ -196,8 +194,7 @@ mod tests {
 
     fn membership(authority: Option<Authority>, listen: &str) -> Membership {
         let me = ClusterNode { id: NodeId(1), name: "n1".into(), address: listen.into(), data: ".".into(), workers: 1 };
-        let listen = listen.parse().unwrap();
-        Membership { node: NodeId(1), listen, authority, kept: None, me }
+        Membership { node: NodeId(1), authority, kept: None, me }
     }
 
     #[test]
@@ -211,8 +208,6 @@ mod tests {
         assert!(refused(here(KEY, HostPublic([2; 32])), &known).contains("another key"));
         assert!(refused(membership(None, "127.0.0.1:7400"), &known).contains("names none"));
         assert!(refused(here(KEY, MINE), &state(1)).contains("has none"));
-        let far = membership(Some(Authority { key: KEY, identity: MINE }), "0.0.0.0:7400");
-        assert!(refused(far, &known).contains("do not encrypt"));
         // Of a cluster without an authority nothing is asked, and a state that knows nothing says nothing.
         membership(None, "0.0.0.0:7400").check(&state(1)).unwrap();
         here(HostPublic([8; 32]), MINE).check(&State::new(ClusterId([7; 16]))).unwrap();

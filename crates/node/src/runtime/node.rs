@@ -1,16 +1,17 @@
 //! One node: its control plane, its workers, its listeners, from start to a clean stop.
 
-use super::greet::{Greeted, accept};
+use super::greet::{Greeted, accept, welcome};
 use super::membership::Membership;
 use super::thread::{Command, Disk, OpenWorker, WorkerHandle, WorkerSpec, open_worker};
 use crate::admin::{LocalFuture, LocalNode, Me, Plane, SeatOptions, Service, hear_seat, schedules, serve, turn_away};
 use crate::cli::signals::{self, Stop};
+use crate::conn::{self, Knocks, May};
 use crate::events::EventLog;
 use crate::gateway::{self, Workers};
-use crate::headroom;
 use crate::options::{NodeOptions, bind_error};
 use crate::places::Places;
 use crate::timing;
+use crate::{headroom, identity};
 use freebs_agent::{Begun, CameWith, TakenIn, highest_start, log_status};
 use freebs_chain::ShardStatus as ChainStatus;
 use freebs_control::api::{MemberState, PastReport, ReadsFrom, ShardDigest, ShardStatus};
@@ -18,13 +19,12 @@ use freebs_control::audit::{AuditOf, AuditState};
 use freebs_control::events::{EventKind, Told};
 use freebs_control::{ControlPlane, State};
 use freebs_format::disk::{HOST_KEY_BYTES, HostKeyFile, SUPERBLOCK_AT, SUPERBLOCK_BYTES};
-use freebs_format::wire::Role;
+use freebs_format::wire::{Role, Welcome};
 use freebs_io::Random;
-use freebs_io::linux::net::Stream;
 use freebs_io::linux::{OsRandom, Poison, Pulse};
 use freebs_secrets::HostKey;
 use freebs_types::{
-    ClusterId, Error, Hash32, HostPublic, NodeId, Peer, Result, ShardId, StartNumber, VolumeId, limits,
+    ClusterId, Error, ErrorKind, Hash32, HostPublic, NodeId, Peer, Result, ShardId, StartNumber, VolumeId, limits,
 };
 use std::cell::OnceCell;
 use std::os::unix::fs::FileExt;
@@ -44,6 +44,8 @@ const HOST_KEY_FILE: &str = "host-key";
 const GREETINGS_MAX: usize = 256;
 /// Connections to the control API.
 const CONTROL_CLIENTS_MAX: usize = 2048;
+/// Connections of nodes that have no certificate yet: strangers may take them all, and no member is kept out by that.
+const JOINERS_MAX: usize = 16;
 /// Connections from other nodes' seats.
 const SEATS_MAX: usize = 2 * limits::NODES_MAX;
 
@@ -57,18 +59,26 @@ async fn node(options: NodeOptions) -> Result<()> {
     let me = options.me().clone();
     let listen = options.listen.to_string();
     let listener = TcpListener::bind(options.listen).await.map_err(|e| bind_error("node", &listen, "--listen", &e))?;
+    if let Some(identity) = identity::of_node(&options.cluster, me.id, &options.data)? {
+        conn::speak_as(identity);
+    }
     let events = EventLog::open(&options.data, &me.name);
     let membership = Membership::of(&options)?;
     let seat = seat_options(&options, &membership, events.clone())?;
     let was_in_use = seat.was_in_use || seat.came_with.0 > 0;
     let (pulse, plane) = (seat.pulse.clone(), Plane::seat(seat).await?);
     membership.begin(&plane)?;
-    let door = Rc::new(Door::new(plane.clone(), me.name.clone(), was_in_use));
+    let door = Rc::new(Door::new(plane.clone(), me.name.clone(), was_in_use, events.clone()));
     // The others need this node's seat as much as it needs theirs, and long before its devices are recovered.
     let inside = door.clone();
     tokio::task::spawn_local(accept(listener, Places::new(GREETINGS_MAX, Semaphore::MAX_PERMITS), move |greeted| {
         let door = inside.clone();
-        async move { route(greeted, &door).await }
+        async move {
+            match greeted {
+                Ok(greeted) => route(greeted, &door).await,
+                Err(refused) => Err(door.refuse(&refused.who, Error::invalid(refused.why))),
+            }
+        }
     }));
     // A stop need not wait for a recovery, which changes nothing that the next one would miss.
     let mut handles = tokio::select! {
@@ -79,19 +89,7 @@ async fn node(options: NodeOptions) -> Result<()> {
     let begun = handles.begun;
     plane.started(begun.start()).await;
     let workers = Workers { node: me.id, commands: handles.workers.iter().map(|h| h.commands.clone()).collect() };
-    let service = Service::new(
-        Me {
-            cluster: options.cluster.cluster,
-            id: me.id,
-            name: me.name.clone(),
-            address: me.address.clone(),
-            start: begun.start(),
-            workers: options.workers,
-        },
-        plane.clone(),
-        Arc::new(Local { workers: workers.clone() }),
-        events.clone(),
-    );
+    let service = service(&options, begun, &plane, &workers, &events);
     tokio::task::spawn_local(schedules::keep(Arc::downgrade(&service)));
     door.open(service.clone(), workers.clone());
     let key = handles.host_key;
@@ -128,6 +126,29 @@ async fn told_old(plane: &Plane, events: &EventLog, name: &str) -> Error {
     let e = plane.is_old().await;
     tell_of_end(events, name, &Err(e.clone()));
     e
+}
+
+/// The node's control API.
+fn service(
+    options: &NodeOptions,
+    begun: Begun,
+    plane: &Plane,
+    workers: &Workers,
+    events: &Arc<EventLog>,
+) -> Arc<Service> {
+    let me = options.me();
+    let me = Me {
+        cluster: options.cluster.cluster,
+        id: me.id,
+        name: me.name.clone(),
+        address: me.address.clone(),
+        start: begun.start(),
+        workers: options.workers,
+    };
+    let local = Arc::new(Local { workers: workers.clone() });
+    let service = Service::new(me, plane.clone(), local, events.clone());
+    service.certify_from(options.data.clone());
+    service
 }
 
 /// Waits until the node is told to stop, or has to.
@@ -307,7 +328,10 @@ async fn start_workers(
     }
     let came_with = CameWith::new(me.id, open.iter().map(|w| w.came_with).collect());
     came_with.check(&plane.state())?;
-    let known = known_state(plane).await?;
+    let known = tokio::select! {
+        known = known_state(plane) => known?,
+        e = contradiction(membership, plane) => return Err(e),
+    };
     membership.check_newest(&known)?;
     let numbered = came_with.number(&known)?;
     let mut workers = Vec::new();
@@ -317,6 +341,18 @@ async fn start_workers(
         workers.push(handle);
     }
     Ok(Started { begun: numbered.written(), host_key: host_key.public(), workers })
+}
+
+/// Waits until a control state says something else of this node than its files do. Where these keep the others from hearing it, it
+/// would wait for them for ever.
+async fn contradiction(membership: &Membership, plane: &Plane) -> Error {
+    let mut state = plane.ready().await;
+    loop {
+        if let Err(e) = membership.check(&state) {
+            return e;
+        }
+        state = plane.changed(state.revision()).await;
+    }
 }
 
 /// The control state with everything in it that is committed by now: what this node has of it may be old.
@@ -405,21 +441,27 @@ struct Door {
     name: String,
     /// The node ran before: its cluster has a control state.
     was_in_use: bool,
+    events: Arc<EventLog>,
+    knocks: Knocks,
     inside: OnceCell<(Arc<Service>, Workers)>,
     taken_in: OnceCell<TakenIn>,
     clients: Arc<Semaphore>,
+    joiners: Arc<Semaphore>,
     seats: Arc<Semaphore>,
 }
 
 impl Door {
-    fn new(plane: Plane, name: String, was_in_use: bool) -> Self {
+    fn new(plane: Plane, name: String, was_in_use: bool, events: Arc<EventLog>) -> Self {
         Self {
             plane,
             name,
             was_in_use,
+            events,
+            knocks: Knocks::default(),
             inside: OnceCell::new(),
             taken_in: OnceCell::new(),
             clients: Arc::new(Semaphore::new(CONTROL_CLIENTS_MAX)),
+            joiners: Arc::new(Semaphore::new(JOINERS_MAX)),
             seats: Arc::new(Semaphore::new(SEATS_MAX)),
         }
     }
@@ -428,6 +470,15 @@ impl Door {
     fn not_yet(&self) -> Error {
         let knows_nothing = self.plane.state().nodes().next().is_none();
         not_yet(&self.name, knows_nothing, self.was_in_use)
+    }
+
+    /// Tells of somebody who may not come in, as far as it is not too often.
+    fn refuse(&self, who: &str, why: Error) -> Error {
+        if let Some(text) = self.knocks.refused(who, &why) {
+            tracing::warn!("{text}");
+            self.events.tell(Told::new(EventKind::Node, text).about(self.name.clone()));
+        }
+        why
     }
 
     fn open(&self, service: Arc<Service>, workers: Workers) {
@@ -451,32 +502,62 @@ pub fn not_yet(name: &str, knows_nothing: bool, was_in_use: bool) -> Error {
 /// Brings a connection to who it asks for: the seat, the control API, or one of the workers.
 async fn route(greeted: Greeted, door: &Door) -> Result<()> {
     let hello = greeted.hello;
-    let tcp = |stream: Stream| match stream {
-        Stream::Tcp(stream) => Ok(stream),
-        Stream::Unix(_) => Err(Error::bug("nodes listen on TCP")),
+    let mut stream = greeted.stream;
+    let may = match stream.admit(&hello, &door.plane.state()) {
+        Ok(may) => may,
+        Err(why) => {
+            let why = match why.kind {
+                ErrorKind::Retry => why,
+                _ => door.refuse(&stream.peer(), why),
+            };
+            return match hello.role {
+                Role::Control => turn_away(stream, why).await,
+                // An `Invalid` one would say that the leader knows no such member.
+                Role::Seat if why.kind == ErrorKind::Invalid => {
+                    let why = Error::corrupt(format!("this node is refused: {}", why.text));
+                    turn_away(stream, why).await
+                }
+                _ => Err(why),
+            };
+        }
     };
     if hello.role == Role::Seat {
         let full = |_| Error::no_space(format!("{SEATS_MAX} seats are connected"));
         let _place = door.seats.clone().try_acquire_owned().map_err(full)?;
-        return hear_seat(tcp(greeted.stream)?, greeted.leftover, hello, &door.plane).await;
+        return hear_seat(stream, greeted.leftover, hello, &door.plane).await;
     }
     // Who connects too early tries again, or elsewhere.
     let early = || Error::retry("somebody came before this node was taken in");
+    if may == May::Join {
+        let Some((service, _)) = door.inside.get() else {
+            return turn_away(stream, door.not_yet()).await;
+        };
+        let Ok(_place) = door.joiners.clone().try_acquire_owned() else {
+            return turn_away(stream, Error::retry(format!("{JOINERS_MAX} nodes are joining already"))).await;
+        };
+        let joining = serve(stream, greeted.leftover, may, service.clone());
+        let late = |_| Err(Error::retry("it had the time to join"));
+        return tokio::time::timeout(timing::JOINING_MAX, joining).await.unwrap_or_else(late);
+    }
     if hello.role == Role::Control {
         let full = |_| Error::no_space(format!("{CONTROL_CLIENTS_MAX} clients of the control API are connected"));
         let _place = door.clients.clone().try_acquire_owned().map_err(full)?;
         let Some((service, _)) = door.inside.get() else {
-            return turn_away(tcp(greeted.stream)?, door.not_yet()).await;
+            return turn_away(stream, door.not_yet()).await;
         };
-        return serve(tcp(greeted.stream)?, greeted.leftover, hello, service.clone()).await;
+        return serve(stream, greeted.leftover, may, service.clone()).await;
     }
-    let (_, workers) = door.inside.get().ok_or_else(early)?;
+    let (service, workers) = door.inside.get().ok_or_else(early)?;
     if door.taken_in.get().is_none() {
         // What a member says counts only once its start is known (rules W2, V8).
         return Err(early());
     }
     let worker = usize::from(hello.to_worker) % workers.commands.len();
-    let stream = greeted.stream.loosen()?;
+    let me = service.me();
+    let (start, to) = (me.start, worker as u16);
+    let answer = Welcome { cluster: me.cluster, node: me.id, start, worker: to, workers: me.workers };
+    welcome(&mut stream, answer).await?;
+    let stream = stream.into_link().loosen()?;
     let command = Command::Link { stream, hello, leftover: greeted.leftover };
     workers.commands[worker].send(command).map_err(|_| Error::retry("this node is stopping"))
 }

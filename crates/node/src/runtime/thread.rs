@@ -15,7 +15,7 @@ use freebs_driver::Op;
 use freebs_format::Pin;
 use freebs_format::disk::{SEGMENTS_AT, SUPERBLOCK_BYTES, Superblock};
 use freebs_format::wire::Hello;
-use freebs_io::linux::net::{LooseStream, Transport};
+use freebs_io::linux::net::{LooseLink, LooseStream, Transport};
 use freebs_io::linux::ring::Ring;
 use freebs_io::linux::{DeviceOptions, FileDevice, OsRandom, Poison, Pulse, SystemClock};
 use freebs_io::{Clock, Device, Random};
@@ -80,7 +80,7 @@ pub enum Command {
     State(Arc<State>),
     /// Somebody connected: a member, or a driver.
     Link {
-        stream: LooseStream,
+        stream: LooseLink,
         hello: Hello,
         leftover: BytesMut,
     },

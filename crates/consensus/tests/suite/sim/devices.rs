@@ -66,11 +66,40 @@ fn where_all_devices_are_silent_nothing_is_decided() {
             let w = at_work(seed, 3, None).await;
             let (before, led) = (heads(&w), leader(&w));
             for how in [Devices::Silent, Devices::Work] {
-                (0..3).for_each(|n| w.say_devices(n, how));
+                // Operations are not asked at the same moment everywhere.
+                for node in 0..3 {
+                    w.say_devices(node, how);
+                    sleep(50).await;
+                }
+                let sent = w.sent();
                 sleep(3000).await;
                 assert_eq!((heads(&w), leader(&w)), (before.clone(), led), "seed {seed}: {how:?}");
+                assert!(w.sent() - sent < 1000, "seed {seed}, {how:?}: {} messages", w.sent() - sent);
             }
             assert_eq!(w.failed(), BTreeSet::new());
+            w.check().await;
+        });
+    }
+}
+
+/// The others heard that its device did not answer, and not that it did again: the next leader took it for failed at once.
+#[test]
+fn an_old_word_about_a_device_is_forgotten() {
+    for seed in SEEDS {
+        told(async {
+            let w = at_work(seed, 4, None).await;
+            let (led, _) = leader(&w).expect("somebody leads");
+            let votes = |n: &usize| w.peer(*n).is_some_and(|p| p.votes());
+            let learner = (0..4).find(|n| !votes(n)).expect("one of four has no vote");
+            w.say_devices(learner, Devices::Silent);
+            sleep(2000).await;
+            w.say_devices(learner, Devices::Work);
+            sleep(3000).await;
+            w.forget_failed();
+            w.kill(index(led), false).await;
+            sleep(3000).await;
+            assert!(leader(&w).is_some_and(|(l, _)| l != led), "seed {seed}");
+            assert_eq!(w.failed(), [led.node].into(), "seed {seed}");
             w.check().await;
         });
     }

@@ -97,6 +97,8 @@ struct Oracle {
     /// Nodes that were taken for failed, as applied.
     failed: BTreeSet<NodeId>,
     voters: BTreeSet<Vec<Seat>>,
+    /// Messages that were sent.
+    sent: u64,
     /// Messages that must not be sent. A task of a process that panics ends alone, so the world looks here.
     wrong: Vec<String>,
     out: Outcome,
@@ -141,6 +143,7 @@ impl Oracle {
     }
 
     fn sent(&mut self, from: Seat, bytes: &[u8]) {
+        self.sent += 1;
         mix(&mut self.out.trace, bytes);
         let (envelope, message) = Message::decode(bytes).expect("what is sent can be read");
         // An answer to a request of an earlier start, still on its way, must not pass for one to a request of this one.
@@ -654,6 +657,16 @@ impl World {
         let seen: Vec<_> = (0..count).map(|n| self.peer(n).map_or("down".into(), |p| p.describe())).collect();
         let seen = seen.join("\n");
         panic!("the nodes do not agree after the faults:\n{seen}");
+    }
+
+    /// Messages that were sent.
+    pub(super) fn sent(&self) -> u64 {
+        self.oracle.borrow().sent
+    }
+
+    /// From now on only those count that are taken for failed then.
+    pub(super) fn forget_failed(&self) {
+        self.oracle.borrow_mut().failed.clear();
     }
 
     /// Nodes that were ever taken for failed.

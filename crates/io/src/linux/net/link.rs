@@ -109,6 +109,14 @@ impl<W: Wire> Link<W> {
         }
     }
 
+    /// True if something that left the queue has not left this process.
+    pub(super) fn holds_back(&self) -> bool {
+        match &self.end {
+            End::Socket { write, .. } => write.borrow().as_ref().is_some_and(WriteHalf::holds_back),
+            End::Local { .. } => false,
+        }
+    }
+
     /// Whether it is worth trying to write; if not, the context's task is woken when it is.
     pub(super) fn poll_writable(&self, cx: &mut Context<'_>) -> bool {
         match &self.end {
@@ -125,7 +133,7 @@ impl<W: Wire> Link<W> {
         let mut written = 0;
         // A socket that is ready again right after it was full is asked once more, not for ever.
         let mut refused = false;
-        while !queue.is_empty() {
+        while !queue.is_empty() || write.holds_back() {
             if written >= WRITE_BYTES_PER_TURN_MAX {
                 return Flushed::Part;
             }
@@ -160,7 +168,7 @@ fn write_once(queue: &mut Encoder, write: &WriteHalf) -> io::Result<usize> {
     let mut slices = [IoSlice::new(&[]); WRITE_PIECES_MAX];
     let count = queue.slices(&mut slices);
     let written = write.try_write(&slices[..count])?;
-    if written == 0 {
+    if written == 0 && count > 0 {
         return Err(io::Error::from(io::ErrorKind::WriteZero));
     }
     queue.advance(written);

@@ -18,10 +18,11 @@ mod encoder;
 mod link;
 mod reader;
 mod stream;
+mod tls;
 
 pub use encoder::Encoder;
 pub use reader::READ_BUFFER_BYTES;
-pub use stream::{Address, Listener, LooseStream, Stream, connect};
+pub use stream::{Address, LinkStream, Listener, LooseLink, LooseStream, Stream, connect};
 
 use super::turn::Turn;
 use crate::{LinkId, Outbox};
@@ -337,9 +338,9 @@ impl<W: Wire> Transport<W> {
 
     /// Takes over a connected stream as link `link` (see [`fresh_link`]). `leftover` is what was read from it before
     /// and belongs to the messages that follow.
-    pub fn adopt(&self, stream: Stream, link: LinkId, leftover: BytesMut) {
+    pub fn adopt(&self, stream: impl Into<LinkStream>, link: LinkId, leftover: BytesMut) {
         assert!(self.0.handler.borrow().is_some(), "a transport needs a handler before its first link");
-        let (read, write) = stream.split();
+        let (read, write) = stream.into().split();
         let new = Rc::new(Link::socket(link, write));
         let task = tokio::task::spawn_local(reader::read(Rc::downgrade(&self.0), Rc::clone(&new), read, leftover));
         new.set_reader(task.abort_handle());
@@ -390,7 +391,7 @@ impl<W: Wire> Transport<W> {
     pub fn queued(&self, link: LinkId) -> usize {
         let Some(link) = self.0.link(link) else { return 0 };
         match &link.end {
-            End::Socket { queue, .. } => queue.borrow().len(),
+            End::Socket { queue, .. } => queue.borrow().len() + usize::from(link.holds_back()),
             End::Local { peer, .. } => match self.0.link(*peer).as_deref() {
                 Some(Link { end: End::Local { bytes, .. }, .. }) => bytes.get(),
                 _ => 0,

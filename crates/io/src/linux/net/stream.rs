@@ -1,5 +1,6 @@
 //! Addresses, listeners and connected streams, TCP and unix.
 
+use super::tls;
 use crate::timing;
 use bytes::BytesMut;
 use core::fmt;
@@ -81,7 +82,7 @@ impl Stream {
         .map_err(|e| Error::os(format!("a connection cannot be handed over: {e}")))
     }
 
-    pub(super) fn split(self) -> (ReadHalf, WriteHalf) {
+    fn split(self) -> (ReadHalf, WriteHalf) {
         match self {
             Self::Tcp(s) => {
                 // Without it small answers wait for the acknowledgement of earlier ones. A socket that refuses is
@@ -114,6 +115,56 @@ fn notice_silence(socket: RawFd) {
         let size = size_of_val(&value) as libc::socklen_t;
         // SAFETY: the value outlives the call, which reads `size` bytes of it.
         unsafe { libc::setsockopt(socket, level, name, (&raw const value).cast(), size) };
+    }
+}
+
+/// A connected stream that can become a link: as it is, or with TLS on it.
+#[derive(Debug)]
+pub struct LinkStream {
+    stream: Stream,
+    tls: Option<Box<rustls::Connection>>,
+}
+
+/// The same on its way to another thread.
+#[derive(Debug)]
+pub struct LooseLink {
+    stream: LooseStream,
+    tls: Option<Box<rustls::Connection>>,
+}
+
+impl From<Stream> for LinkStream {
+    fn from(stream: Stream) -> Self {
+        Self { stream, tls: None }
+    }
+}
+
+impl LinkStream {
+    /// A stream whose handshake is over.
+    #[must_use]
+    pub fn encrypted(stream: TcpStream, tls: rustls::Connection) -> Self {
+        Self { stream: Stream::Tcp(stream), tls: Some(Box::new(tls)) }
+    }
+
+    /// See [`Stream::loosen`].
+    pub fn loosen(self) -> Result<LooseLink> {
+        Ok(LooseLink { stream: self.stream.loosen()?, tls: self.tls })
+    }
+
+    pub(super) fn split(self) -> (ReadHalf, WriteHalf) {
+        match (self.stream.split(), self.tls) {
+            ((ReadHalf::Tcp(r), WriteHalf::Tcp(w)), Some(tls)) => {
+                let tls = tls::share(*tls);
+                (ReadHalf::Tls(r, tls::Reader::new(tls.clone())), WriteHalf::Tls(w, tls))
+            }
+            (halves, _) => halves,
+        }
+    }
+}
+
+impl LooseLink {
+    /// See [`LooseStream::fasten`].
+    pub fn fasten(self) -> Result<LinkStream> {
+        Ok(LinkStream { stream: self.stream.fasten()?, tls: self.tls })
     }
 }
 
@@ -223,6 +274,7 @@ impl Drop for Listener {
 pub(super) enum ReadHalf {
     Tcp(tcp::OwnedReadHalf),
     Unix(unix::OwnedReadHalf),
+    Tls(tcp::OwnedReadHalf, tls::Reader),
 }
 
 impl ReadHalf {
@@ -231,6 +283,7 @@ impl ReadHalf {
         match self {
             Self::Tcp(half) => pin!(half.read_buf(buf)).poll(cx),
             Self::Unix(half) => pin!(half.read_buf(buf)).poll(cx),
+            Self::Tls(half, tls) => tls.poll_read(half, cx, buf),
         }
     }
 }
@@ -238,6 +291,7 @@ impl ReadHalf {
 pub(super) enum WriteHalf {
     Tcp(tcp::OwnedWriteHalf),
     Unix(unix::OwnedWriteHalf),
+    Tls(tcp::OwnedWriteHalf, tls::Shared),
 }
 
 impl WriteHalf {
@@ -245,12 +299,18 @@ impl WriteHalf {
         match self {
             Self::Tcp(half) => half.try_write_vectored(parts),
             Self::Unix(half) => half.try_write_vectored(parts),
+            Self::Tls(half, tls) => tls::try_write(half, tls, parts),
         }
+    }
+
+    /// True if something was taken, and not written yet.
+    pub(super) fn holds_back(&self) -> bool {
+        matches!(self, Self::Tls(_, tls) if tls.borrow().wants_write())
     }
 
     pub(super) fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
-            Self::Tcp(half) => half.as_ref().poll_write_ready(cx),
+            Self::Tcp(half) | Self::Tls(half, _) => half.as_ref().poll_write_ready(cx),
             Self::Unix(half) => half.as_ref().poll_write_ready(cx),
         }
     }
@@ -259,7 +319,7 @@ impl WriteHalf {
     /// a refused write would spin.
     pub(super) fn is_closed(&self, cx: &mut Context<'_>) -> bool {
         let ready = match self {
-            Self::Tcp(half) => pin!(half.as_ref().ready(Interest::WRITABLE)).poll(cx),
+            Self::Tcp(half) | Self::Tls(half, _) => pin!(half.as_ref().ready(Interest::WRITABLE)).poll(cx),
             Self::Unix(half) => pin!(half.as_ref().ready(Interest::WRITABLE)).poll(cx),
         };
         matches!(ready, Poll::Ready(Ok(ready)) if ready.is_write_closed())

@@ -1,5 +1,6 @@
 //! Starts of nodes that have lost something: a cluster is founded once, and no command leaves what the next one can't read.
 
+use super::encrypted::certified;
 use super::{done, edit, refused};
 use crate::support::nbd::Client;
 use crate::support::servers::Servers;
@@ -129,7 +130,7 @@ fn a_wrong_place_to_listen_costs_nothing() {
     done(&s.join("a", &s.token("10min"), "b", &[]));
     let (a, b) = (s.address("a"), s.address("b"));
     start_refused(&s, "b", &["--listen", &a], &[&format!("{a} is taken")]);
-    start_refused(&s, "b", &["--listen", "0.0.0.0:7400", "--trusted-network"], &["do not encrypt"]);
+    start_refused(&s, "b", &["--listen", "0.0.0.0:7400", "--trusted-network"], &["nobody reaches"]);
     assert_eq!(file_of(&s, "b")["nodes"][0]["address"], b.as_str());
     s.start("b");
     s.wait_up(2);
@@ -177,9 +178,20 @@ fn what_the_cluster_knows_of_a_node_is_held_against_it() {
     let (key, kept) = (s.data("b").join("node-key"), s.dir().join("kept"));
     std::fs::copy(&key, &kept).expect("copied");
     std::fs::copy(s.data("c").join("node-key"), &key).expect("copied");
-    start_refused(&s, "b", &[], &["node-key", "another key"]);
+    let certificate = s.data("b").join("node-certificate");
+    start_refused(&s, "b", &[], &["node-certificate", "not of this node's key"]);
+    // With the certificate that belongs to it, too.
+    let own = std::fs::read(&certificate).expect("a certificate");
+    std::fs::copy(s.data("c").join("node-certificate"), &certificate).expect("copied");
+    start_refused(&s, "b", &[], &["node-certificate", "not that of node 2"]);
+    // And with one that the authority would never have made.
+    std::fs::write(&certificate, certified(&s, 2, "c")).expect("written");
+    s.start("b");
+    wait_for("the refusal", || s.log().contains("is not the one that the cluster knows b by").then_some(()));
+    s.kill("b");
+    std::fs::write(&certificate, own).expect("written");
     std::fs::copy(&kept, &key).expect("copied");
-    // Without the authority nothing kept it on loopback.
+    // Without the authority it would speak plain.
     let mut file = file_of(&s, "b");
     let (object, open) = (file.as_object_mut().expect("an object"), s.dir().join("open.json"));
     object.remove("authority");

@@ -2,6 +2,7 @@
 
 mod again;
 mod copies;
+mod encrypted;
 mod page;
 mod tokens;
 
@@ -124,8 +125,8 @@ fn what_can_not_join_is_told_the_way_out() {
     refused(&s.join("a", &foreign, "b", &[]), &["the token is of the cluster", "name a node of that cluster"]);
     let cut = &token[..token.len() - 1];
     refused(&s.join("a", cut, "b", &[]), &["no token to join with: it has 191 characters"]);
-    let out = s.join("a", &token, "b", &["--listen", "192.0.2.1:7400"]);
-    refused(&out, &["do not encrypt", "use 127.0.0.1:7400"]);
+    let out = s.join("a", &token, "b", &["--listen", "0.0.0.0:7400"]);
+    refused(&out, &["nobody reaches one at 0.0.0.0:7400"]);
     let out = s.join("a", &token, "b", &["--listen", "127.0.0.1:0"]);
     assert!(!out.status.success(), "{}", told(&out));
     // A file there may be another cluster's.
@@ -139,7 +140,7 @@ fn what_can_not_join_is_told_the_way_out() {
     let a = a.to_str().expect("a text");
     refused(&s.join("a", &token, "b", &["--data", a]), &["--data"]);
     refused(&other.init("a"), &["--data"]);
-    refused(&s.cli(&["cluster", "init", "--listen", "0.0.0.0:7400", "--data", "x"]), &["do not encrypt"]);
+    refused(&s.cli(&["cluster", "init", "--listen", "0.0.0.0:7400", "--data", "x"]), &["nobody reaches"]);
     // A secret is not for logs, nor for errors.
     assert!(!s.log().contains(&token[112..160]) && !told(&out).contains(&token[112..160]));
     done(&s.join("a", &token, "b", &[]));
@@ -160,6 +161,11 @@ fn a_node_that_has_not_joined_is_not_taken_in() {
         file["nodes"][0]["id"] = 7.into();
         file["nodes"][0]["name"] = "stranger".into();
     });
+    s.start("b");
+    assert_eq!(s.wait_ended("b"), Some(1));
+    assert!(s.log().contains("its certificate is not that of node 7"), "{}", s.log());
+    // With the authority's key it could have that, too, and is still no member.
+    std::fs::write(s.data("b").join("node-certificate"), encrypted::certified(&s, 7, "b")).expect("written");
     s.start("b");
     assert_eq!(s.wait_ended("b"), Some(1));
     assert!(s.log().contains("is no member of this cluster"), "{}", s.log());

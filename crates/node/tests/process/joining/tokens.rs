@@ -1,11 +1,11 @@
-//! Tokens: asked for, listed and revoked, and never told to anybody off loopback.
+//! Tokens: asked for, listed and revoked, and never told to a stranger.
 
 use super::{done, refused};
 use crate::support::servers::Servers;
 use crate::support::tools::{self, told};
 use crate::support::{PATIENCE, Weight, turn};
 use std::fs::File;
-use std::io::ErrorKind;
+use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Stdio;
@@ -28,18 +28,33 @@ fn a_token_waits_for_the_node() {
 
 /// A token went in clear to whoever listens at an address that was mistyped.
 #[test]
-fn no_token_is_told_off_loopback() {
+fn no_token_is_told_to_a_stranger() {
     let _turn = turn(Weight::Light);
-    let s = Servers::begin(2);
+    let (s, other) = (Servers::begin(2), Servers::begin(1));
     let token = s.token("10min");
-    let catcher = TcpListener::bind("0.0.0.0:0").expect("a port");
-    catcher.set_nonblocking(true).expect("set");
-    // Whoever connects there reaches this host; it is no loopback address.
-    let far = format!("0.0.0.0:{}", catcher.local_addr().expect("an address").port());
-    refused(&s.join_at(&far, &token, "b", &[]), &["loopback"]);
-    refused(&s.cli(&["--cluster", &far, "cluster", "token"]), &["loopback"]);
-    let came = catcher.accept().map(drop).map_err(|e| e.kind());
-    assert_eq!(came, Err(ErrorKind::WouldBlock), "somebody connected");
+    let catcher = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let at = catcher.local_addr().expect("an address").to_string();
+    let caught = std::thread::spawn(move || {
+        let (mut stream, _) = catcher.accept().expect("somebody");
+        let mut bytes = vec![0; 64 << 10];
+        let n = stream.read(&mut bytes).expect("some words");
+        stream.write_all(b"who is there?").expect("said");
+        let mut rest = bytes.split_off(n);
+        let _ = stream.read(&mut rest);
+        [bytes, rest].concat()
+    });
+    refused(&s.join_at(&at, &token, "b", &[]), &["no TLS of a node", "name a node of that cluster"]);
+    let caught = caught.join().expect("caught");
+    let digits = token.as_bytes();
+    assert!(caught[0] == 0x16 && !caught.windows(48).any(|w| w == &digits[112..160]), "a TLS handshake, and no token");
+    // Another cluster's node is as much of a stranger.
+    let words = ["its certificate is none of this cluster's authority", "name a node of that cluster"];
+    refused(&s.join_at(&other.address("a"), &token, "b", &[]), &words);
+    // Commands, which have no certificate, ask for tokens on this machine alone.
+    refused(&s.cli(&["--cluster", "0.0.0.0:7400", "cluster", "token"]), &["loopback", "--as-node"]);
+    let out = s.cli(&["--as-node", s.data("a").to_str().expect("a text"), "cluster", "token"]);
+    done(&out);
+    done(&s.join("a", &token, "b", &[]));
 }
 
 #[test]

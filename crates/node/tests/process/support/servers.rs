@@ -14,6 +14,7 @@ use tempfile::TempDir;
 /// Its nodes are called a, b, c and so on. The processes end with this value.
 pub struct Servers {
     dir: TempDir,
+    host: String,
     base: u16,
     processes: Vec<(String, Child)>,
 }
@@ -21,10 +22,26 @@ pub struct Servers {
 const SIZES: [&str; 6] = ["--workers", "1", "--device-size", "1G", "--segment-size", "8M"];
 
 impl Servers {
+    /// No cluster yet, with room for so many nodes.
+    #[must_use]
+    pub fn none(most: u16) -> Self {
+        Self { dir: scratch(), host: "127.0.0.1".into(), base: free_ports(most + 1), processes: Vec::new() }
+    }
+
+    /// A cluster whose first node runs, at another address of this machine.
+    #[must_use]
+    pub fn begin_at(host: &str, most: u16) -> Self {
+        let mut servers = Self::none(most);
+        host.clone_into(&mut servers.host);
+        let out = servers.init("a");
+        assert!(out.status.success(), "{}", told(&out));
+        servers.run_first()
+    }
+
     /// A cluster whose first node, a, was made and never ran, with room for so many.
     #[must_use]
     pub fn made(most: u16) -> Self {
-        let servers = Self { dir: scratch(), base: free_ports(most + 1), processes: Vec::new() };
+        let servers = Self::none(most);
         let out = servers.init("a");
         assert!(out.status.success(), "{}", told(&out));
         servers
@@ -33,10 +50,13 @@ impl Servers {
     /// The same, whose first node runs.
     #[must_use]
     pub fn begin(most: u16) -> Self {
-        let mut servers = Self::made(most);
-        servers.start("a");
-        servers.wait_up(1);
-        servers
+        Self::made(most).run_first()
+    }
+
+    fn run_first(mut self) -> Self {
+        self.start("a");
+        self.wait_up(1);
+        self
     }
 
     #[must_use]
@@ -52,7 +72,7 @@ impl Servers {
     /// Where a node of this name listens.
     #[must_use]
     pub fn address(&self, name: &str) -> String {
-        format!("127.0.0.1:{}", self.base + u16::from(name.as_bytes()[0] - b'a'))
+        format!("{}:{}", self.host, self.base + u16::from(name.as_bytes()[0] - b'a'))
     }
 
     /// A command that asks any of the nodes.
@@ -65,6 +85,9 @@ impl Servers {
             all.push(self.address("a"));
         }
         cmd.env("FREEBS_CLUSTER", all.join(",")).env("FREEBS_SCRUB_RATE", "8M").current_dir(self.dir());
+        if self.host != "127.0.0.1" && self.data("a").join("cluster.json").exists() {
+            cmd.env("FREEBS_AS_NODE", self.data("a"));
+        }
         cmd
     }
 
