@@ -16,7 +16,7 @@
 //! - Memory is bounded by windows (`limits::DRIVER_WINDOW_BYTES`, `DRIVER_REQUESTS_MAX`); more waits, unsplit.
 //!
 //! The folder: `stripe` (where bytes lie), `blocks` (who waits for whom), `requests` (of clients, and their parts),
-//! `interval` (changes that happen together), `writes` and `reads` (parts on their way), `shard` (views, attachment, barrier), `leases` (the right to answer),
+//! `plan` and `interval` (changes that happen together), `writes` and `reads` (parts on their way), `shard` (views, attachment, barrier), `leases` (the right to answer),
 //! `members` (links and who to ask). Beside them `past`: a core of its own that reads snapshots, without an attachment.
 
 mod blocks;
@@ -25,6 +25,7 @@ mod interval;
 mod leases;
 mod members;
 pub mod past;
+mod plan;
 mod reads;
 mod requests;
 mod shard;
@@ -36,7 +37,7 @@ mod updates;
 mod writes;
 
 pub use info::{Counters, Info, MemberInfo, ShardInfo};
-pub use interval::{Change, INTERVAL_BYTES_MAX, INTERVAL_CHANGES_MAX, INTERVAL_RUNS_MAX, Placed};
+pub use plan::{Change, INTERVAL_BYTES_MAX, INTERVAL_CHANGES_MAX, INTERVAL_RUNS_MAX, Placed};
 pub use timing::REQUEST_LIMIT;
 
 use bytes::Bytes;

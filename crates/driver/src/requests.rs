@@ -8,7 +8,7 @@
 //! that have not ended; a part without a request is a write that was given up, and nothing but its fate ends it.
 
 use crate::blocks::Use;
-use crate::interval::{Placed, Plan, Progress};
+use crate::plan::{Placed, Plan, Progress};
 use crate::slab::Key;
 use crate::stripe::{Layout, Span, Walk};
 use crate::updates::{Blocks, Content, edges};
@@ -51,7 +51,7 @@ pub(crate) struct Request {
     results: Vec<(usize, Vec<Run>)>,
     error: Option<Error>,
     /// Places of intervals.
-    pub placed: Vec<Placed>,
+    placed: Vec<Placed>,
     /// It has ended, and its answer waits for leases (L1): its place among those.
     pub held: Option<u64>,
 }
@@ -72,6 +72,10 @@ impl Request {
             placed: Vec::new(),
             held: None,
         }
+    }
+
+    pub fn place(&mut self, placed: Placed) {
+        self.placed.push(placed);
     }
 
     pub fn failed(&self) -> bool {
