@@ -16,14 +16,16 @@
 //! - Memory is bounded by windows (`limits::DRIVER_WINDOW_BYTES`, `DRIVER_REQUESTS_MAX`); more waits, unsplit.
 //!
 //! The folder: `stripe` (where bytes lie), `blocks` (who waits for whom), `requests` (of clients, and their parts),
-//! `writes` and `reads` (parts on their way), `shard` (views, attachment, barrier), `leases` (the right to answer),
+//! `plan` and `interval` (changes that happen together), `writes` and `reads` (parts on their way), `shard` (views, attachment, barrier), `leases` (the right to answer),
 //! `members` (links and who to ask). Beside them `past`: a core of its own that reads snapshots, without an attachment.
 
 mod blocks;
 mod info;
+mod interval;
 mod leases;
 mod members;
 pub mod past;
+mod plan;
 mod reads;
 mod requests;
 mod shard;
@@ -35,6 +37,7 @@ mod updates;
 mod writes;
 
 pub use info::{Counters, Info, MemberInfo, ShardInfo};
+pub use plan::{Change, INTERVAL_BYTES_MAX, INTERVAL_CHANGES_MAX, INTERVAL_RUNS_MAX, Placed};
 pub use timing::REQUEST_LIMIT;
 
 use bytes::Bytes;
@@ -120,6 +123,8 @@ pub enum Mutant {
     NoReadWait,
     /// R3: the blocks of a write that was given up are free at once.
     ForgetGivenUp,
+    /// An interval goes to the head as two updates.
+    SplitInterval,
     /// Sub-block writes of one block are not queued.
     SharedUpdates,
     /// W3: a repeat gets a number of its own.
@@ -172,6 +177,12 @@ pub enum Op {
         len: u64,
         /// The range may count as a hole afterwards.
         may_trim: bool,
+    },
+    /// Changes that happen together or not at all; `Reply::Committed` answers. All of them have to lie in one shard,
+    /// and within `INTERVAL_BYTES_MAX`, `INTERVAL_RUNS_MAX` and `INTERVAL_CHANGES_MAX`.
+    Interval {
+        /// In order: of those that overlap the later one counts.
+        changes: Arc<[Change]>,
     },
     /// The answer comes at once: whatever was answered before is durable.
     Flush,
@@ -259,6 +270,8 @@ pub enum Action {
 pub enum Reply {
     /// Of a write, trim, zero or flush.
     Done,
+    /// Of an interval: where it lies in the log of each shard that it has changed.
+    Committed(Vec<Placed>),
     /// In order; together exactly the bytes that were asked for.
     Read(Vec<Piece>),
     /// In order, neighbours differ.

@@ -8,6 +8,7 @@
 //! that have not ended; a part without a request is a write that was given up, and nothing but its fate ends it.
 
 use crate::blocks::Use;
+use crate::plan::{Placed, Plan, Progress};
 use crate::slab::Key;
 use crate::stripe::{Layout, Span, Walk};
 use crate::updates::{Blocks, Content, edges};
@@ -32,6 +33,8 @@ pub(crate) enum What {
     Status,
     Write(Bytes),
     Void(ExtentKind),
+    /// The plan is taken out when its part begins.
+    Interval(Option<Plan>),
 }
 
 pub(crate) struct Request {
@@ -47,11 +50,34 @@ pub(crate) struct Request {
     /// Per part its shard and what it brought.
     results: Vec<(usize, Vec<Run>)>,
     error: Option<Error>,
+    /// Places of intervals.
+    placed: Vec<Placed>,
     /// It has ended, and its answer waits for leases (L1): its place among those.
     pub held: Option<u64>,
 }
 
 impl Request {
+    pub fn new(token: u64, deadline: Nanos, what: What, offset: u64, len: u64, walk: Walk) -> Self {
+        Self {
+            token,
+            deadline,
+            what,
+            offset,
+            len,
+            walk,
+            open: 0,
+            parts: Vec::new(),
+            results: Vec::new(),
+            error: None,
+            placed: Vec::new(),
+            held: None,
+        }
+    }
+
+    pub fn place(&mut self, placed: Placed) {
+        self.placed.push(placed);
+    }
+
     pub fn failed(&self) -> bool {
         self.error.is_some()
     }
@@ -88,6 +114,10 @@ pub(crate) enum Work {
     Write(Content),
     /// Whole blocks, and the kind of extent that was asked for.
     Ready(Vec<Blocks>, ExtentKind),
+    /// An interval that is not ready yet.
+    Interval(Box<Progress>),
+    /// An interval that is: first blocks and contents.
+    Scattered(Vec<(u32, Blocks)>),
 }
 
 /// What a request does in one shard, in one piece.
@@ -109,6 +139,8 @@ pub(crate) struct Part {
     /// Old contents of the edges.
     pub old: [Option<Vec<u8>>; 2],
     ticket: Key,
+    /// Of an interval, the tickets of its other segments.
+    more: Vec<Key>,
     /// Bytes in the window.
     charge: usize,
 }
@@ -116,6 +148,15 @@ pub(crate) struct Part {
 impl Part {
     pub fn edges(&self) -> (bool, bool) {
         edges(self.range.len, self.skip, self.len)
+    }
+
+    fn tickets(&self) -> impl Iterator<Item = Key> {
+        std::iter::once(self.ticket).chain(self.more.iter().copied())
+    }
+
+    pub fn tickets_from(&mut self, mut tickets: Vec<Key>) {
+        self.ticket = tickets.pop().expect("a part uses blocks");
+        self.more = tickets;
     }
 }
 
@@ -132,6 +173,9 @@ impl Driver {
             State::Open => {}
             State::Fenced => return Err(fenced()),
             State::Closed => return Err(closed()),
+        }
+        if let Op::Interval { changes } = &op {
+            return self.interval(token, changes, out);
         }
         let layout = self.layout.clone()?;
         if matches!(op, Op::Changes { .. }) {
@@ -152,6 +196,7 @@ impl Driver {
                 let kind = if may_trim { ExtentKind::Trim } else { ExtentKind::Zero };
                 (What::Void(kind), offset, len, GRANULE_VOID)
             }
+            Op::Interval { .. } => return Ok(()),
         };
         if !layout.holds(offset, len) {
             return Err(Error::invalid("the request reaches beyond the end of the volume"));
@@ -165,19 +210,8 @@ impl Driver {
         if self.requests.len() >= REQUESTS_MAX {
             return Err(Error::retry("too many requests wait already"));
         }
-        let request = Request {
-            token,
-            deadline: self.now.plus(self.request_limit),
-            what,
-            offset,
-            len,
-            walk: layout.walk(offset, len, granule),
-            open: 0,
-            parts: Vec::new(),
-            results: Vec::new(),
-            error: None,
-            held: None,
-        };
+        let deadline = self.now.plus(self.request_limit);
+        let request = Request::new(token, deadline, what, offset, len, layout.walk(offset, len, granule));
         let id = self.next_request;
         self.next_request += 1;
         self.requests.insert(id, request);
@@ -198,6 +232,20 @@ impl Driver {
                 self.admission.pop_front();
                 continue;
             };
+            if let What::Interval(plan) = &mut request.what
+                && request.error.is_none()
+                && let Some(taken) = plan.take()
+            {
+                let shard = &self.shards[taken.shard()];
+                if shard.parts >= limits::DRIVER_REQUESTS_MAX
+                    || (self.bytes > 0 && self.bytes + taken.data_bytes() > limits::DRIVER_WINDOW_BYTES)
+                {
+                    *plan = Some(taken);
+                    return;
+                }
+                self.begin_interval(id, taken);
+                continue;
+            }
             let next = if request.error.is_some() { None } else { layout.next(request.walk) };
             let Some((span, walk)) = next else {
                 self.admission.pop_front();
@@ -206,7 +254,7 @@ impl Driver {
             };
             let charge = match request.what {
                 What::Read | What::Write(_) => span.len as usize,
-                What::Status | What::Void(_) => BLOCK,
+                What::Status | What::Void(_) | What::Interval(_) => BLOCK,
             };
             let shard = &mut self.shards[span.shard];
             if shard.parts >= limits::DRIVER_REQUESTS_MAX
@@ -226,6 +274,7 @@ impl Driver {
             What::Read => Work::Read,
             What::Status => Work::Status,
             What::Void(kind) => Work::Write(Content::Void(*kind)),
+            What::Interval(_) => return,
             What::Write(data) => {
                 let slice = |(at, n): (u64, u64)| {
                     let from = (at - request.offset) as usize;
@@ -241,32 +290,49 @@ impl Driver {
                 Use::Write { first, last }
             }
         };
+        let key = self.insert_part(id, span.shard, range, skip, span.len, work, charge);
+        let (ticket, granted) = self.shards[span.shard].blocks.enter(range, how, key);
+        self.parts.get_mut(key).expect("was just inserted").ticket = ticket;
+        if granted {
+            self.runnable.push_back(key);
+        }
+    }
+
+    /// Adds a part to its request, without tickets yet.
+    #[expect(clippy::too_many_arguments, reason = "the fields of a part that differ")]
+    pub(crate) fn insert_part(
+        &mut self,
+        id: u64,
+        shard: usize,
+        range: BlockRange,
+        skip: usize,
+        len: u64,
+        work: Work,
+        charge: usize,
+    ) -> Key {
+        let request = self.requests.get_mut(&id).expect("the caller has just seen it");
         let part = Part {
             request: Some(id),
             index: request.results.len(),
-            shard: span.shard,
+            shard,
             range,
             skip,
-            len: span.len,
+            len,
             work,
             number: None,
             fetches: [None; 2],
             old: [None, None],
             ticket: Key::MIN,
+            more: Vec::new(),
             charge,
         };
         let key = self.parts.insert(part);
         request.open += 1;
         request.parts.push(key);
-        request.results.push((span.shard, Vec::new()));
+        request.results.push((shard, Vec::new()));
         self.bytes += charge;
-        let shard = &mut self.shards[span.shard];
-        shard.parts += 1;
-        let (ticket, granted) = shard.blocks.enter(range, how, key);
-        self.parts.get_mut(key).expect("was just inserted").ticket = ticket;
-        if granted {
-            self.runnable.push_back(key);
-        }
+        self.shards[shard].parts += 1;
+        key
     }
 
     /// The part's blocks are its own: go on with it.
@@ -289,7 +355,8 @@ impl Driver {
                     self.fetch(key, 1, shard, at, false, out);
                 }
             }
-            Work::Ready(..) => {}
+            Work::Interval(_) => self.run_interval(key, out),
+            Work::Ready(..) | Work::Scattered(_) => {}
         }
     }
 
@@ -297,7 +364,7 @@ impl Driver {
     pub(crate) fn fetched(&mut self, key: Key, slot: usize, runs: Vec<Run>, out: &mut Vec<Action>) {
         let Some(part) = self.parts.get_mut(key) else { return };
         part.fetches[slot] = None;
-        if !matches!(part.work, Work::Write(_)) {
+        if matches!(part.work, Work::Read | Work::Status) {
             let runs = clip(runs, part.skip as u64, part.len);
             return self.end_part(key, Ok(runs), out);
         }
@@ -307,6 +374,9 @@ impl Driver {
                 ExtentKind::Data => block.extend_from_slice(&run.data),
                 _ => block.resize(block.len() + run.bytes as usize, 0),
             }
+        }
+        if matches!(part.work, Work::Interval(_)) {
+            return self.interval_fetched(key, slot, block, out);
         }
         part.old[slot] = Some(block);
         if part.fetches == [None; 2] {
@@ -321,7 +391,9 @@ impl Driver {
             self.drop_fetch(fetch);
         }
         let shard = &mut self.shards[part.shard];
-        shard.blocks.leave(part.ticket, &mut self.runnable);
+        for ticket in part.tickets() {
+            shard.blocks.leave(ticket, &mut self.runnable);
+        }
         shard.parts -= 1;
         self.bytes -= part.charge;
         let Some(id) = part.request else { return };
@@ -353,6 +425,7 @@ impl Driver {
             Some(error) => Err(error),
             None => Ok(match request.what {
                 What::Write(_) | What::Void(_) => Reply::Done,
+                What::Interval(_) => Reply::Committed(request.placed),
                 What::Read => Reply::Read(pieces(assemble(&layout, request.offset, request.len, request.results))),
                 What::Status => Reply::Status(status(assemble(&layout, request.offset, request.len, request.results))),
             }),
@@ -382,9 +455,9 @@ impl Driver {
                 self.forget_write(key);
                 self.end_part(key, Ok(Vec::new()), out);
             } else {
-                let (shard, ticket) = (part.shard, part.ticket);
+                let (shard, tickets): (_, Vec<_>) = (part.shard, part.tickets().collect());
                 self.counters.given_up += 1;
-                self.shards[shard].blocks.stick(ticket);
+                tickets.into_iter().for_each(|ticket| self.shards[shard].blocks.stick(ticket));
             }
         }
         let late = || Error::retry("no quorum of the members answered in time");

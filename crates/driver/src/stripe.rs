@@ -112,6 +112,11 @@ impl Layout {
         })
     }
 
+    /// Where a byte of the volume lies in its shard.
+    pub fn address(&self, at: u64) -> u64 {
+        at / self.stripe / self.shards * self.stripe + at % self.stripe
+    }
+
     /// The client's runs (offset, length) that make up a span, in the shard's order.
     pub fn pieces(&self, span: Span) -> impl Iterator<Item = (u64, u64)> {
         let (stripe, shards) = (self.stripe, self.shards);

@@ -5,7 +5,7 @@
 
 use bytes::{Buf, Bytes};
 use freebs_format::{Extent, ExtentKind, UpdateKind, block_crcs, is_zero};
-use freebs_types::{BLOCK, BlockRange};
+use freebs_types::{BLOCK, BlockRange, limits};
 
 /// What a part writes.
 #[derive(Clone, Debug)]
@@ -133,9 +133,35 @@ impl Update {
         update
     }
 
+    /// Several runs, each with its first block, in order. Zeroes are left out unless that makes too many extents.
+    pub fn scattered(runs: &[(u32, Blocks)]) -> Self {
+        let mut update = Self { kind: UpdateKind::Write, extents: Vec::new(), crcs: Vec::new(), data: Vec::new() };
+        for (start, blocks) in runs {
+            match blocks {
+                Blocks::Void(kind, n) => update.extent(*kind, &mut start.clone(), *n),
+                Blocks::Data(bytes) => update.add(bytes, &mut start.clone()),
+            }
+        }
+        if update.extents.len() <= limits::UPDATE_EXTENTS_MAX {
+            return update;
+        }
+        update = Self { kind: UpdateKind::Write, extents: Vec::new(), crcs: Vec::new(), data: Vec::new() };
+        for (start, blocks) in runs {
+            match blocks {
+                Blocks::Void(kind, n) => update.extent(*kind, &mut start.clone(), *n),
+                Blocks::Data(bytes) => {
+                    update.extent(ExtentKind::Data, &mut start.clone(), (bytes.len() / BLOCK) as u32);
+                    block_crcs(bytes, &mut update.crcs);
+                    update.data.push(bytes.clone());
+                }
+            }
+        }
+        update
+    }
+
     fn extent(&mut self, kind: ExtentKind, at: &mut u32, blocks: u32) {
         match self.extents.last_mut() {
-            Some(last) if last.kind == kind => last.range.len += blocks,
+            Some(last) if last.kind == kind && last.range.end() == u64::from(*at) => last.range.len += blocks,
             _ => self.extents.push(Extent { kind, range: BlockRange::new(*at, blocks) }),
         }
         *at += blocks;

@@ -74,16 +74,21 @@ impl Driver {
         let lowest_open = shard.writes.first_key_value().map_or(number, |(n, _)| *n);
         let (Some(head), Some(sent)) = (shard.members.first(), shard.writes.get_mut(&number)) else { return 0 };
         let Some(part) = self.parts.get(sent.part) else { return 0 };
-        let Work::Ready(blocks, wanted) = &part.work else { return 0 };
         self.counters.retries += u64::from(sent.copies > 0);
         sent.copies += 1;
         sent.last = self.now;
-        let kind = match wanted {
-            ExtentKind::Data => UpdateKind::Write,
-            ExtentKind::Trim => UpdateKind::Trim,
-            ExtentKind::Zero => UpdateKind::Zero,
+        let update = match &part.work {
+            Work::Ready(blocks, wanted) => {
+                let kind = match wanted {
+                    ExtentKind::Data => UpdateKind::Write,
+                    ExtentKind::Trim => UpdateKind::Trim,
+                    ExtentKind::Zero => UpdateKind::Zero,
+                };
+                Update::build(part.range.start.0, blocks, kind)
+            }
+            Work::Scattered(runs) => Update::scattered(runs),
+            _ => return 0,
         };
-        let update = Update::build(part.range.start.0, blocks, kind);
         let bytes = update.data.iter().map(|d| d.len()).sum();
         let message = Message::Write(WriteRequest {
             shard: shard.id,
@@ -165,6 +170,8 @@ impl Driver {
             let Some(sent) = shard.writes.remove(&number) else { continue };
             assert_eq!(sent.sequence, Some(sequence), "an update ends where the head of this view has put it (W4)");
             shard.floor = shard.floor.max(sequence);
+            let view = shard.view;
+            self.interval_placed(sent.part, view, sequence);
             self.end_part(sent.part, Ok(Vec::new()), out);
         }
         if !self.shards[s].outbox.is_empty() {

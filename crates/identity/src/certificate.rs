@@ -148,8 +148,11 @@ pub fn check_own(
     if key_of(&certificate, cluster, node)? != *key {
         return Err(Error::invalid("it is not of this node's key; put the one back that came with node-key"));
     }
-    let other =
-        |e| Error::invalid(format!("it is not signed by the cluster's authority ({e}); put the right one back"));
+    let other = |e| {
+        Error::invalid(format!(
+            "it is not signed by the authority that cluster.json names ({e}); put the right one of the two back"
+        ))
+    };
     let of = EndEntityCert::try_from(&certificate).map_err(other)?;
     let anchors = [anchor(cluster, authority)];
     let usage = webpki::KeyUsage::client_auth();

@@ -280,7 +280,7 @@ impl Past {
             }
             // Nothing is ever on its way to stable storage.
             Op::Flush => (Kind::Status, 0, 0),
-            Op::Write { .. } | Op::Trim { .. } | Op::Zero { .. } => {
+            Op::Write { .. } | Op::Trim { .. } | Op::Zero { .. } | Op::Interval { .. } => {
                 return Err(Error::invalid("a snapshot is read-only"));
             }
         };

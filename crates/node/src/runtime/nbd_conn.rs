@@ -233,7 +233,7 @@ impl Conn {
         {
             let mut session = self.session.borrow_mut();
             match result {
-                Ok(Reply::Done) => session.reply_ok(ticket),
+                Ok(Reply::Done | Reply::Committed(_)) => session.reply_ok(ticket),
                 Ok(Reply::Read(pieces)) => {
                     let mut pieces: Vec<ReadPiece> = pieces.into_iter().map(read_piece).collect();
                     session.reply_read(ticket, &mut pieces);

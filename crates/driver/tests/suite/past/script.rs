@@ -115,7 +115,7 @@ impl Script {
                 format!("n{} <- {what}{shard} r{n} @{version}{since} floor {floor} [{}+{}]", to.node, at.start, at.len)
             }
             Action::Send { message, .. } => panic!("a reader sends no {}", message.name()),
-            Action::Done { token, result: Ok(Reply::Done) } => format!("done {token}"),
+            Action::Done { token, result: Ok(Reply::Done | Reply::Committed(_)) } => format!("done {token}"),
             Action::Done { token, result: Ok(Reply::Read(pieces)) } => {
                 let pieces: Vec<_> = pieces
                     .iter()

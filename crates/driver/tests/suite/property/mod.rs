@@ -34,7 +34,7 @@ fn check(seed: u64) -> World {
 fn every_read_is_what_a_client_may_see() {
     let seeds = freebs_testing::seeds(60, 3000);
     let is_one = seeds.clone().count() == 1;
-    let (mut reads, mut writes, mut failed, mut older) = (0, 0, 0, 0);
+    let (mut reads, mut writes, mut failed, mut older, mut intervals) = (0, 0, 0, 0, 0);
     let mut counters = freebs_driver::Counters::default();
     for seed in seeds {
         let world = check(seed);
@@ -45,13 +45,16 @@ fn every_read_is_what_a_client_may_see() {
         writes += world.oracle.writes;
         failed += world.oracle.failed;
         older += world.answers_of_older;
+        intervals += world.intervals;
         counters.retries += world.counters.retries;
         counters.crc_errors += world.counters.crc_errors;
         counters.read_failovers += world.counters.read_failovers;
         counters.given_up += world.counters.given_up;
         counters.view_changes += world.counters.view_changes;
     }
-    println!("reads {reads} writes {writes} failed {failed} of older drivers {older} {counters:?}");
+    println!(
+        "reads {reads} writes {writes} failed {failed} intervals {intervals} of older drivers {older} {counters:?}"
+    );
     if is_one {
         return;
     }
@@ -59,7 +62,7 @@ fn every_read_is_what_a_client_may_see() {
     assert!(reads > 5000 && writes > 5000 && reads + writes > 5 * failed);
     assert!(counters.retries > 100 && counters.crc_errors > 20 && counters.read_failovers > 100);
     // Drivers that were replaced go on for a while.
-    assert!(older > 20);
+    assert!(older > 20 && intervals > 20);
     assert!(counters.given_up > 20 && counters.view_changes > 50);
 }
 

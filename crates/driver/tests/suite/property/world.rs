@@ -3,7 +3,7 @@
 use super::cluster::{NODES, Rng, Shard};
 use super::oracle::{Oracle, Pending};
 use bytes::Bytes;
-use freebs_driver::{Action, Driver, DriverConfig, Event, Mutant, Op, Piece, Reply, ShardSpec, VolumeSpec};
+use freebs_driver::{Action, Change, Driver, DriverConfig, Event, Mutant, Op, Piece, Reply, ShardSpec, VolumeSpec};
 use freebs_format::wire::Message;
 use freebs_types::{DriverId, Generation, Hash32, Nanos, NodeId, Peer, ShardId, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -117,6 +117,7 @@ enum Open {
     Read { offset: u64, len: u64, start: u64 },
     Status { offset: u64, start: u64 },
     Write(Pending),
+    Interval(Vec<Pending>),
     Other,
 }
 
@@ -125,6 +126,7 @@ pub struct World {
     pub oracle: Oracle,
     pub counters: freebs_driver::Counters,
     pub deliveries: u64,
+    pub intervals: u64,
     rng: Rng,
     now: u64,
     queue: BTreeMap<(u64, u64), Happening>,
@@ -194,6 +196,7 @@ impl World {
             oracle: Oracle::default(),
             counters: freebs_driver::Counters::default(),
             deliveries: 0,
+            intervals: 0,
             rng,
             now: 0,
             queue: BTreeMap::new(),
@@ -512,11 +515,36 @@ impl World {
                 self.open.insert(token, (life, Open::Status { offset, start }));
                 self.drive(life, Event::Client { token, op: Op::Status { offset, len } });
             }
+            98 if self.plan.shards == 1 => self.interval(life, offset, len),
             _ => {
                 self.open.insert(token, (life, Open::Other));
                 self.drive(life, Event::Client { token, op: Op::Flush });
             }
         }
+    }
+
+    /// Changes here and elsewhere, which may overlap, at once.
+    fn interval(&mut self, life: u64, offset: u64, len: u64) {
+        let mut ranges = vec![(offset, len)];
+        for _ in 0..self.rng.between(1, 4) {
+            let sectors = self.plan.blocks * 8;
+            let first = self.rng.below(sectors);
+            ranges.push((first * 512, self.rng.between(1, 20).min(sectors - first) * 512));
+        }
+        let mut all = Vec::new();
+        let mut changes = Vec::new();
+        for (offset, len) in ranges {
+            let kind = self.rng.below(4);
+            let (pending, data) = self.oracle.write(offset, len, kind < 2);
+            all.push(pending);
+            changes.push(match kind {
+                0 => Change::Trim { offset, len },
+                1 => Change::Zero { offset, len },
+                _ => Change::Write { offset, data: data.into() },
+            });
+        }
+        self.open.insert(self.token, (life, Open::Interval(all)));
+        self.drive(life, Event::Client { token: self.token, op: Op::Interval { changes: changes.into() } });
     }
 
     fn read(&mut self, life: u64, offset: u64, len: u64) {
@@ -563,6 +591,11 @@ impl World {
                 }
             }
             (Open::Write(pending), result) => self.oracle.wrote(&pending, result.is_ok()),
+            (Open::Interval(all), Ok(Reply::Committed(_))) => {
+                self.intervals += 1;
+                all.iter().for_each(|p| self.oracle.wrote(p, true));
+            }
+            (Open::Interval(all), Err(_)) => all.iter().for_each(|p| self.oracle.wrote(p, false)),
             (Open::Other, Ok(Reply::Done)) => {}
             (_, Err(_)) => {}
             (_, Ok(reply)) => self.oracle.errors.push(format!("{reply:?} is no answer to {token}")),
@@ -722,7 +755,11 @@ impl World {
         self.ticks.remove(&life);
         let gone: Vec<u64> = self.open.iter().filter(|(_, (l, _))| *l == life).map(|(token, _)| *token).collect();
         for token in gone {
-            if let Some((_, Open::Write(pending))) = self.open.remove(&token) {
+            let open = self.open.remove(&token);
+            if let Some((_, Open::Interval(all))) = &open {
+                all.iter().for_each(|p| self.oracle.wrote(p, false));
+            }
+            if let Some((_, Open::Write(pending))) = open {
                 self.oracle.wrote(&pending, false);
             }
             self.soon(MS / 10, 5 * MS, Happening::Client);

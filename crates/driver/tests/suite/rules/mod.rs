@@ -1,5 +1,6 @@
 //! One script per rule: events in, and what the driver does about them as lines that read like a log.
 
+mod intervals;
 mod leases;
 mod script;
 

@@ -155,6 +155,7 @@ impl Script {
                     .collect();
                 format!("done {token}: {}", pieces.join(" "))
             }
+            Action::Done { token, result: Ok(Reply::Committed(placed)) } => format!("done {token}: {placed:?}"),
             Action::Done { token, result: Ok(Reply::Status(runs)) } => format!("done {token}: {runs:?}"),
             Action::Done { token, result: Err(e) } => format!("done {token}: {:?}", e.kind),
             Action::Ready => "ready".into(),

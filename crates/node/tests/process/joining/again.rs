@@ -200,7 +200,7 @@ fn what_the_cluster_knows_of_a_node_is_held_against_it() {
     let open = open.to_str().expect("a text");
     start_refused(&s, "b", &["--cluster-file", open], &["authority"]);
     edit(&s, "b", |file| file["authority"] = "00".repeat(32).into());
-    start_refused(&s, "b", &[], &["another authority"]);
+    start_refused(&s, "b", &[], &["node-certificate", "not signed by the authority that cluster.json names"]);
 }
 
 /// The state that was made again lay on a node that has joined: it was put aside unread, and the node waited for ever.
