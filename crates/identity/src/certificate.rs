@@ -31,7 +31,7 @@ const ALT_NAME: [u8; 3] = [0x55, 0x1d, 0x11];
 const NO_END: &[u8] = b"99991231235959Z";
 const BEGIN: &[u8] = b"000101000000Z";
 /// A time at which every certificate is good that has no end: whether this machine's clock is right is not asked here.
-const WITHIN: UnixTime = UnixTime::since_unix_epoch(Duration::from_secs(1_700_000_000));
+pub(crate) const WITHIN: UnixTime = UnixTime::since_unix_epoch(Duration::from_secs(1_700_000_000));
 /// Bytes before the key in a public key's encoding.
 const KEY_AT: usize = 12;
 

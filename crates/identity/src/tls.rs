@@ -2,12 +2,13 @@
 //! authority has certified. Whether it is still a member is for whoever knows the control state.
 
 use crate::SigningKey;
-use crate::certificate::{anchor, any_node};
+use crate::certificate::{WITHIN, anchor, any_node};
 use freebs_types::{ClusterId, Error, HostPublic, Result};
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
+use rustls::time_provider::TimeProvider;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use std::fmt;
@@ -66,6 +67,17 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
+/// The time at which certificates are looked at: the same one for ever, because a clock may be wrong, and they have no end that
+/// could come while nobody looks.
+#[derive(Debug)]
+struct Whenever;
+
+impl TimeProvider for Whenever {
+    fn current_time(&self) -> Option<UnixTime> {
+        Some(WITHIN)
+    }
+}
+
 fn roots(cluster: ClusterId, authority: &HostPublic) -> Arc<RootCertStore> {
     Arc::new(RootCertStore { roots: vec![anchor(cluster, authority)] })
 }
@@ -76,7 +88,8 @@ fn checking(
 ) -> Result<rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert>> {
     let of_servers = WebPkiServerVerifier::builder_with_provider(roots(cluster, authority), provider());
     let of_servers = of_servers.build().map_err(bad)?;
-    let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]).map_err(bad)?;
+    let builder = ClientConfig::builder_with_details(provider(), Arc::new(Whenever));
+    let builder = builder.with_protocol_versions(&[&TLS13]).map_err(bad)?;
     Ok(builder.with_webpki_verifier(of_servers))
 }
 
@@ -91,7 +104,7 @@ impl Tls {
         // One that has no certificate yet has to be heard, so that it can join.
         let of_clients = WebPkiClientVerifier::builder_with_provider(roots(cluster, authority), provider());
         let of_clients = of_clients.allow_unauthenticated().build().map_err(bad)?;
-        let mut server = ServerConfig::builder_with_provider(provider())
+        let mut server = ServerConfig::builder_with_details(provider(), Arc::new(Whenever))
             .with_protocol_versions(&[&TLS13])
             .map_err(bad)?
             .with_client_cert_verifier(of_clients)

@@ -16,7 +16,7 @@ use freebs_types::{
     ClusterId, Error, Generation, HostPublic, Nanos, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId,
 };
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use tokio::sync::{Notify, oneshot};
@@ -41,6 +41,8 @@ pub struct Control {
     lost: Cell<bool>,
     /// The newest view of each shard that ever became active, whatever state of the control plane knows of it.
     activated: RefCell<BTreeMap<ShardId, ViewNumber>>,
+    /// All views that ever became active.
+    all_activated: RefCell<BTreeSet<(ShardId, ViewNumber)>>,
     mutant: Option<Mutant>,
     /// Calls until an answer is lost after its command was applied; `None`: never.
     lose_answer_in: Cell<Option<u64>>,
@@ -67,6 +69,7 @@ impl Control {
             given_up: Cell::new(None),
             lost: Cell::new(false),
             activated: RefCell::default(),
+            all_activated: RefCell::default(),
             mutant,
             lose_answer_in: Cell::new(None),
             planes: RefCell::default(),
@@ -120,7 +123,13 @@ impl Control {
         }
     }
 
+    /// True if a view became active, or may still do so: it is above the newest that did.
+    pub fn counts(&self, shard: ShardId, view: ViewNumber) -> bool {
+        view > self.activated(shard) || self.all_activated.borrow().contains(&(shard, view))
+    }
+
     fn is_active(&self, shard: ShardId, view: ViewNumber) {
+        self.all_activated.borrow_mut().insert((shard, view));
         let mut activated = self.activated.borrow_mut();
         let newest = activated.entry(shard).or_default();
         *newest = view.max(*newest);

@@ -610,7 +610,8 @@ impl Life {
             let stays = worker.shards().contains(&shard);
             world.count(if stays { "states older than a log" } else { "replicas that were left" });
             let mut witness = self.node.shared.net.witness.borrow_mut();
-            if let Some(view) = witness.told_above(node, shard, active).filter(|_| !stays && !self.node.damaged.get()) {
+            let told = witness.told_above(node, shard, active, |view| self.node.shared.control.counts(shard, view));
+            if let Some(view) = told.filter(|_| !stays && !self.node.damaged.get()) {
                 let text = format!("node {node} left shard {shard} by a state in which view {active} is active");
                 world.violation(format!("{text}, and it told that it is durable in view {view} (V7)"));
             }

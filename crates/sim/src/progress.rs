@@ -46,7 +46,7 @@ fn may_go_on(volume: &Volume, shard: &Shard, up: &BTreeSet<NodeId>) -> bool {
     is_known && whole >= usize::from(volume.min_copies).max(1) && there.count() + quorum > members.len()
 }
 
-/// A shard that has not all its copies, or one that does not have everything, if there is one. Nobody but a leader gives it any;
+/// A shard that has not all its copies, or one that does not have everything, or a member that is still to leave, if there is one. Nobody but a leader gives it any;
 /// and a device that is full may have no room for them.
 #[must_use]
 pub fn short(c: &Cluster) -> Option<String> {
@@ -59,7 +59,11 @@ pub fn short(c: &Cluster) -> Option<String> {
         s.members.len() == usize::from(v.copies) && s.joining.is_empty() && s.active_members.is_empty()
     };
     let mut short = shards.filter(|(v, s)| !is_whole(v, s) && !crate::clones::is_hopeless(c, v, s));
-    short.next().map(|(v, s)| format!("shard {}: {s:?}", v.shard_id(s.index)))
+    let drains = || {
+        let steps = c.control.snapshot().drain_steps(&BTreeSet::new());
+        steps.first().map(|(shard, step)| format!("shard {shard}: {step:?} is still to be done"))
+    };
+    short.next().map(|(v, s)| format!("shard {}: {s:?}", v.shard_id(s.index))).or_else(drains)
 }
 
 impl Seen {

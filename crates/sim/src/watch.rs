@@ -155,9 +155,16 @@ impl Witness {
         self.durable.retain(|(s, v, n), _| (*s, *n) != (shard, node) || *v > active);
     }
 
-    /// The newest view above this one in which a node has said that it is durable.
-    pub fn told_above(&self, node: NodeId, shard: ShardId, view: ViewNumber) -> Option<ViewNumber> {
-        let told = self.durable.keys().filter(|(s, v, n)| (*s, *n) == (shard, node) && *v > view);
+    /// The newest view above this one in which a node has said that it is durable, of those that count: of a view that never
+    /// became active nothing does (V4).
+    pub fn told_above(
+        &self,
+        node: NodeId,
+        shard: ShardId,
+        view: ViewNumber,
+        counts: impl Fn(ViewNumber) -> bool,
+    ) -> Option<ViewNumber> {
+        let told = self.durable.keys().filter(|(s, v, n)| (*s, *n) == (shard, node) && *v > view && counts(*v));
         told.map(|(_, v, _)| *v).max()
     }
 
@@ -279,11 +286,12 @@ mod tests {
             w.hear(NODE, HERE, &durable(view)).unwrap();
         }
         w.hear(NodeId(3), HERE, &durable(9)).unwrap();
-        assert_eq!(w.told_above(NODE, SHARD, ViewNumber(2)), Some(ViewNumber(3)));
+        assert_eq!(w.told_above(NODE, SHARD, ViewNumber(2), |_| true), Some(ViewNumber(3)));
         w.left(NODE, SHARD, ViewNumber(2));
         let told = |w: &Witness, view| w.told_durable(NODE, SHARD, ViewNumber(view));
         assert_eq!((told(&w, 1), told(&w, 3)), (Sequence(0), Sequence(1)));
-        assert_eq!(w.told_above(NODE, SHARD, ViewNumber(3)), None);
+        assert_eq!(w.told_above(NODE, SHARD, ViewNumber(3), |_| true), None);
+        assert_eq!(w.told_above(NODE, SHARD, ViewNumber(2), |_| false), None);
     }
 
     /// A head stood still, and its chain went on without it and the others, which have left meanwhile. It goes on, and says what

@@ -22,10 +22,20 @@ use tokio::task::JoinSet;
 
 /// Requests of one connection that are being answered; beyond, its socket is not read.
 const REQUESTS_MAX: usize = 64;
+/// Bytes that somebody who may only join may say at a time: one such request, with names of any length that they may have.
+const JOIN_BYTES_MAX: usize = 16 << 10;
 
 /// The next message of a connection, `None` at its end. Never holds more than one largest message.
 pub(super) async fn read_message(from: &mut (impl AsyncRead + Unpin), buf: &mut BytesMut) -> Result<Option<Message>> {
+    read_shorter(from, buf, usize::MAX).await
+}
+
+/// The same of somebody who has nothing to say that is longer than `most` bytes.
+async fn read_shorter(from: &mut (impl AsyncRead + Unpin), buf: &mut BytesMut, most: usize) -> Result<Option<Message>> {
     loop {
+        if buf.len() > most {
+            return Err(Error::invalid("more was said than a request to join can have"));
+        }
         if let Some(message) = Message::decode(buf)? {
             return Ok(Some(message));
         }
@@ -81,11 +91,15 @@ pub async fn serve(mut stream: NodeConn, mut buf: BytesMut, may: May, service: A
             }
         }
     });
-    let slots = Arc::new(Semaphore::new(REQUESTS_MAX));
+    let (at_once, most) = match may {
+        May::All => (REQUESTS_MAX, usize::MAX),
+        May::Join => (1, JOIN_BYTES_MAX),
+    };
+    let slots = Arc::new(Semaphore::new(at_once));
     loop {
         let slot = slots.clone().acquire_owned().await.expect("never closed");
         let message = tokio::select! {
-            message = read_message(&mut read, &mut buf) => message,
+            message = read_shorter(&mut read, &mut buf, most) => message,
             () = answers.closed() => return Ok(()),
         };
         let (id, body) = match message {

@@ -14,7 +14,7 @@ use super::values::{DEFAULT_DATA, address, size, workers};
 use crate::cluster_file::{self, ClusterFile, ClusterNode};
 use crate::files::{self, DirLock};
 use crate::identity;
-use crate::options::{DEFAULT_CLUSTER, DEFAULT_DEVICE_BYTES, check_device, check_reachable, default_workers};
+use crate::options::{DEFAULT_CLUSTER, DEFAULT_DEVICE_BYTES, check_device, check_reachable, default_workers, resolve};
 use clap::{Args, Subcommand};
 use freebs_control::api::{JoinRequest, Reply, Request, Secret};
 use freebs_control::rules;
@@ -241,10 +241,23 @@ fn init(args: InitArgs, output: &Output) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Refuses a place to listen at that only this machine reaches, of a cluster on others: they would look for the node on themselves.
+fn check_seen_from(cluster: &str, listen: SocketAddr) -> Result<()> {
+    let there = resolve(cluster)?;
+    if there.ip().is_loopback() || !listen.ip().is_loopback() {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "the cluster is at {there}, and its nodes could not reach this one at {listen}; --listen names an address of this \
+         machine that they reach"
+    )))
+}
+
 pub async fn join(args: JoinArgs, output: &Output) -> Result<ExitCode> {
     let token = token(args.token_file.as_deref())?;
     let name = args.name.unwrap_or_else(crate::options::host_name);
     let mut node = new_node(&args.node, NodeId(0), name)?;
+    check_seen_from(&args.address, args.node.listen)?;
     let data = &args.node.data;
     let _locks = hold(data, &KEY)?;
     let caller = Caller::to_join(token.cluster, &token.authority)?;

@@ -307,6 +307,8 @@ fn spawn(spec: &Spec) -> Result<Process> {
     let both = log.try_clone().map_err(|e| files::os_error("use", &spec.log, &e))?;
     let parent = std::process::id();
     let mut command = Command::new(program());
+    // Its nodes speak plain, whoever somebody speaks as elsewhere.
+    command.env_remove("FREEBS_AS_NODE");
     command.args(&spec.args).stdin(Stdio::null()).stdout(Stdio::from(log)).stderr(Stdio::from(both));
     // A group of its own: a Ctrl-C at the terminal is for the supervisor, which stops its children in order.
     command.process_group(0).kill_on_drop(true);

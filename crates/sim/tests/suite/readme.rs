@@ -27,7 +27,20 @@ const HUNTS: [(&str, &str); 3] = [
 
 /// Mutants that no seed is recorded for, and the test that notices each: crate, mutant, file below `crates`, and name.
 /// Why the simulator has no run that shows those of chain, driver and control, `freebs_sim::mutants` and `mutants.rs` say.
-const STORIES: [(&str, &str, &str, &str); 64] = [
+const STORIES: [(&str, &str, &str, &str); 67] = [
+    ("driver", "SplitInterval", "driver/tests/suite/rules/intervals.rs", "scattered_changes_are_one_update"),
+    (
+        "consensus",
+        "EveryFoundingIsHeard",
+        "consensus/tests/suite/sim/alone.rs",
+        "who_founded_the_cluster_again_is_not_old",
+    ),
+    (
+        "consensus",
+        "HeardIsEnough",
+        "consensus/tests/suite/sim/devices.rs",
+        "a_node_whose_device_does_not_answer_has_failed",
+    ),
     ("chain", "RequestsOfAnyone", "chain/src/orders.rs", "requests_of_others_are_refused"),
     ("chain", "FloorIgnored", "chain/src/orders/rules.rs", "a_read_above_what_is_durable_is_refused"),
     ("chain", "ShortChainsOrder", "chain/src/orders/rules.rs", "a_chain_that_is_too_short_orders_no_write"),

@@ -129,6 +129,9 @@ fn what_can_not_join_is_told_the_way_out() {
     refused(&out, &["nobody reaches one at 0.0.0.0:7400"]);
     let out = s.join("a", &token, "b", &["--listen", "127.0.0.1:0"]);
     assert!(!out.status.success(), "{}", told(&out));
+    // The others would look for it on themselves.
+    let out = s.join_at("192.0.2.1:7400", &token, "b", &["--listen", "127.0.0.1:7400"]);
+    refused(&out, &["could not reach this one at 127.0.0.1:7400", "--listen"]);
     // A file there may be another cluster's.
     std::fs::create_dir_all(s.data("b")).expect("a directory");
     std::fs::write(s.data("b").join("view-secret"), [1; 32]).expect("written");
