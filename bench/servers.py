@@ -122,6 +122,46 @@ class Freebs(Processes):
         return f"nbd+unix:///{volume}?socket={self.socket(by)}"
 
 
+class Joined(Freebs):
+    """Nodes that have joined one after the other, and so speak TLS; the gateway speaks as the first of them."""
+
+    def __init__(self, binary, data, nodes=3, device_size="20G", workers=1):
+        Processes.__init__(self)
+        self.binary, self.data, self.device_size = binary, data, device_size
+        os.makedirs(data)
+        base = free_ports(nodes)
+        self.names = [f"node{i + 1}" for i in range(nodes)]
+        self.address = f"127.0.0.1:{base}"
+        for i, name in enumerate(self.names):
+            self.make(name, f"127.0.0.1:{base + i}", ["--workers", str(workers), "--device-size", device_size])
+            self.start_node(name)
+            wait_for("the node", 30, lambda: self.up() == i + 1)
+        gateway = [binary, "gateway", "--cluster", self.address, "--nbd", "unix:" + self.socket("gateway")]
+        gateway += ["--as-node", self.directory(self.names[0])]
+        self.start("gateway", gateway, os.path.join(data, "gateway.log"))
+        wait_for("the gateway", 30, lambda: os.path.exists(self.socket("gateway")))
+
+    def directory(self, name):
+        return os.path.join(self.data, name)
+
+    def make(self, name, listen, shape):
+        shape = ["--name", name, "--listen", listen, "--data", self.directory(name), *shape]
+        if name == self.names[0]:
+            subprocess.run([self.binary, "cluster", "init", *shape], check=True, capture_output=True)
+            return
+        token = self.ask("cluster", "token")["token"]
+        join = [self.binary, "node", "join", self.address, *shape]
+        subprocess.run(join, check=True, capture_output=True, env={**os.environ, "FREEBS_TOKEN": token})
+
+    def up(self):
+        status = self.ask("status")
+        return sum(n["state"] == "up" for n in status["nodes"]) if status else 0
+
+    def start_node(self, name):
+        command = [self.binary, "node", "--data", self.directory(name), "--nbd", "unix:" + self.socket(name)]
+        self.start(name, command, os.path.join(self.data, name + ".log"))
+
+
 class NbdkitFile(Processes):
     def __init__(self, data, size):
         super().__init__()

@@ -898,7 +898,7 @@ impl Peer {
         }
         let voters: BTreeSet<Seat> = membership.voter_ids().collect();
         let last = m.last_log_index.unwrap_or(0);
-        let heard = self.0.heard.borrow();
+        let (heard, state) = (self.0.heard.borrow(), self.state());
         let seen: Vec<Seen> = membership
             .nodes()
             .map(|(seat, ())| {
@@ -909,6 +909,7 @@ impl Peer {
                     voter: voters.contains(seat),
                     silent_ms: (self.0.tick.get() - at.max(since)) * self.0.timing.heartbeat_ms,
                     caught_up: matched.is_some_and(|l| l.index() + 64 >= last),
+                    removed: state.is_removed(seat.node),
                 }
             })
             .collect();

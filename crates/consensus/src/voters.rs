@@ -1,10 +1,11 @@
 //! Which seats vote: a pure function from who is there to the next change.
 //!
-//! - 1, 3 or 5 voters: as many as there are nodes for, one step at a time, and never fewer than there were.
+//! - 1, 3 or 5 voters: as many as there are nodes for, one step at a time. Five become three if a node that was removed had a vote
+//!   and nobody is there to have it; three never become one, since who votes alone could not be told from an old copy of itself.
 //! - A voter that has been silent for long is replaced, if somebody is there to replace it; else it stays, because a
 //!   smaller group is no safer than one with a member missing.
 //! - A node has one seat that counts, the one that is heard; a seat that its node has left is replaced like one that
-//!   is silent, and forgotten once it has no vote.
+//!   is silent, and forgotten once it has no vote. So are all seats of a node that was removed, at once.
 
 use crate::types::Seat;
 use freebs_types::NodeId;
@@ -21,6 +22,8 @@ pub struct Seen {
     pub silent_ms: u64,
     /// Its log is close to the leader's, so that it can vote at once.
     pub caught_up: bool,
+    /// Its node is no member of the cluster any more.
+    pub removed: bool,
 }
 
 /// One change of the members.
@@ -28,14 +31,14 @@ pub struct Seen {
 pub enum Change {
     /// From now on these vote.
     Voters(BTreeSet<Seat>),
-    /// A learner that is silent for long, and whose node has another seat, is no member any more.
+    /// A learner that is silent for long, and whose node has another seat, or none that counts, is no member any more.
     Forget(Seat),
 }
 
 /// Seats by node that are heard, the one heard last if a node has several.
 fn present(seats: &[Seen], gone_ms: u64) -> BTreeMap<NodeId, Seen> {
     let mut found: BTreeMap<NodeId, Seen> = BTreeMap::new();
-    for s in seats.iter().filter(|s| s.silent_ms < gone_ms) {
+    for s in seats.iter().filter(|s| s.silent_ms < gone_ms && !s.removed) {
         let known = found.entry(s.seat.node).or_insert(*s);
         if (s.silent_ms, !s.voter, s.seat) < (known.silent_ms, !known.voter, known.seat) {
             *known = *s;
@@ -52,6 +55,17 @@ pub fn count_of(nodes: usize) -> usize {
         3..=4 => 3,
         _ => 5,
     }
+}
+
+/// Three of five voters, those that are there, if one of the five is of a node that was removed.
+fn fewer(seats: &[Seen], voters: &BTreeSet<Seat>, left: &[Seat], leader: Seat) -> Option<BTreeSet<Seat>> {
+    let is_removed = |v: &Seat| seats.iter().any(|s| s.seat == *v && s.removed);
+    if voters.len() <= 3 || !left.iter().any(is_removed) {
+        return None;
+    }
+    let mut stay: Vec<Seat> = voters.iter().filter(|v| !left.contains(v)).copied().collect();
+    stay.sort_by_key(|v| (*v != leader, *v));
+    (stay.len() >= 3).then(|| stay[..3].iter().copied().collect())
 }
 
 /// The next change, or none if all is as it should be. The leader is in `seats`, heard just now.
@@ -73,12 +87,16 @@ pub fn next_change(seats: &[Seen], leader: Seat, gone_ms: u64) -> Option<Change>
         let out = left.iter().find(|l| l.node == new.node).unwrap_or(out);
         return Some(Change::Voters(voters.iter().filter(|v| *v != out).chain([new]).copied().collect()));
     }
+    if let Some(fewer) = fewer(seats, &voters, &left, leader) {
+        return Some(Change::Voters(fewer));
+    }
     let step = if voters.len() >= 3 { 5 } else { 3 };
     let missing = count_of(voters.len() + ready.len()).min(step).saturating_sub(voters.len());
     if left.is_empty() && missing > 0 {
         return Some(Change::Voters(voters.iter().chain(&ready[..missing]).copied().collect()));
     }
-    let elsewhere = |s: &&Seen| present.get(&s.seat.node).is_some_and(|p| p.seat != s.seat);
-    let old = seats.iter().filter(elsewhere).find(|s| !s.voter && s.silent_ms >= gone_ms);
+    let elsewhere = |s: &Seen| present.get(&s.seat.node).is_some_and(|p| p.seat != s.seat);
+    let is_old = |s: &&Seen| !s.voter && (s.removed || s.silent_ms >= gone_ms && elsewhere(s));
+    let old = seats.iter().find(is_old);
     old.map(|s| Change::Forget(s.seat))
 }

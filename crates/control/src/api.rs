@@ -174,6 +174,15 @@ pub enum Request {
         name: String,
         /// False: it is a node as others again.
         drains: bool,
+        /// Name of the node that takes its places, wherever it can.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        heir: Option<String>,
+    },
+    /// A node that was emptied is taken out of the cluster for good; the reply is `Removed`. `Busy` if it has anything that others
+    /// need, `Invalid` if the control plane can't be without it.
+    NodeRemove {
+        /// Name of the node.
+        name: String,
     },
     /// A token with which one node can join; the reply is a `Token`. `Invalid` in a cluster without an authority.
     TokenCreate {
@@ -323,6 +332,11 @@ pub enum Reply {
     Joined(Joined),
     /// To `NodeDrain`.
     Draining(DrainStatus),
+    /// To `NodeRemove`.
+    Removed {
+        /// Number of the node, which no other one gets.
+        node: NodeId,
+    },
     /// To `Watch`.
     Changes(Changes),
     /// To `Submit`.

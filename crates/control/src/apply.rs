@@ -64,7 +64,8 @@ impl State {
             Command::MakeToken { token, expires_ms, now_ms } => self.make_token(token, expires_ms, now_ms),
             Command::AddNode(new) => self.add_node(new),
             Command::RevokeTokens { tokens } => self.revoke_tokens(&tokens),
-            Command::DrainNode { node, drains } => self.drain_node(node, drains),
+            Command::DrainNode { node, drains, heir } => self.drain_node(node, drains, heir),
+            Command::RemoveNode { node } => self.remove_node(node),
             Command::DrainChains { away } => self.drain_chains(&away),
             Command::ScheduleSnapshots { volume, schedule } => self.schedule_snapshots(volume, schedule),
             Command::BeginSnapshot { name, volumes, created_ms, past } => {
@@ -118,7 +119,7 @@ impl State {
         match self.nodes.get(&node.id) {
             Some(old) if mutant == Some(Mutant::OldImagesRegister) => {
                 (node.start, node.host_key) = (node.start.max(old.start), old.host_key);
-                (node.identity, node.drains) = (old.identity, old.drains);
+                (node.identity, node.drains, node.heir) = (old.identity, old.drains, old.heir);
             }
             None if self.nodes.len() >= common::NODES_MAX => {
                 return Err(Error::invalid(format!("a cluster has at most {} nodes", common::NODES_MAX)));
@@ -138,7 +139,7 @@ impl State {
             }
             Some(old) => {
                 (node.changed, node.host_key) = (old.changed, old.host_key);
-                (node.identity, node.drains) = (old.identity, old.drains);
+                (node.identity, node.drains, node.heir) = (old.identity, old.drains, old.heir);
                 if **old == node {
                     return Ok(Outcome::Registered);
                 }

@@ -208,6 +208,7 @@ impl Command {
             | Self::ExtendChains { .. }
             | Self::DrainChains { .. }
             | Self::DrainNode { .. }
+            | Self::RemoveNode { .. }
             | Self::LeaveChains { .. } => self.put_of_nodes(out)?,
             Self::MembersComplete { shard, view, nodes } => {
                 put_of_shard(out, 16, *shard, &[view.0]);
@@ -252,9 +253,16 @@ impl Command {
                 put_nodes(out, waited, FAILED_NODES_MAX)
             }
             Self::DrainChains { away } => put_away(out, 45, away),
-            Self::DrainNode { node, drains } => {
-                put_form(out, 44, &[node.0]);
+            Self::DrainNode { node, drains, heir } => {
+                match heir {
+                    None => put_form(out, 44, &[node.0]),
+                    Some(heir) => put_form(out, 46, &[node.0, heir.0]),
+                }
                 out.push(u8::from(*drains));
+                Ok(())
+            }
+            Self::RemoveNode { node } => {
+                put_form(out, 47, &[node.0]);
                 Ok(())
             }
             Self::LeaveChains { failed, shards } => {
@@ -416,7 +424,7 @@ impl Command {
             27 => Self::DeleteVolumeAndSnapshots { volume: VolumeId(f.u64()?), now_ms: f.u64()?, force: f.flag()? },
             29 => Self::FlattenVolume { volume: VolumeId(f.u64()?) },
             kind @ (41..=43) => of_joining(f, kind)?,
-            44 => Self::DrainNode { node: NodeId(f.u64()?), drains: f.flag()? },
+            kind @ (44 | 46 | 47) => of_node(f, kind)?,
             _ => return Err(damaged()),
         };
         f.end()?;
@@ -530,6 +538,17 @@ fn of_snapshot(f: &mut Fields<'_>, kind: u8) -> Result<Command> {
         33 => Command::ScheduleSnapshots { volume, schedule: schedule(f)? },
         28 => Command::CloneVolume { volume, snapshot: f.text()?, name: f.text()? },
         _ => Command::LockSnapshot { volume, until_ms: f.u64()?, now_ms: f.u64()?, name: f.text()? },
+    })
+}
+
+fn of_node(f: &mut Fields<'_>, kind: u8) -> Result<Command> {
+    let node = NodeId(f.u64()?);
+    Ok(match kind {
+        47 => Command::RemoveNode { node },
+        _ => {
+            let heir = (kind == 46).then(|| f.u64().map(NodeId)).transpose()?;
+            Command::DrainNode { node, drains: f.flag()?, heir }
+        }
     })
 }
 

@@ -234,6 +234,14 @@ pub enum Command {
         node: NodeId,
         /// False: it is a node as others again.
         drains: bool,
+        /// The node that takes its places, wherever it can; `None`: who has least.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        heir: Option<NodeId>,
+    },
+    /// A node that was emptied is a member no more, for good.
+    RemoveNode {
+        /// The node.
+        node: NodeId,
     },
     /// Nodes that are being emptied: others come to their chains, and where they have everything these leave, as many as may be
     /// learned at a time.
@@ -450,7 +458,7 @@ pub enum Outcome {
     /// Of `ReportCuts`, `ConfirmCuts`, `FailSnapshot`, `LockSnapshot`, `FlattenVolume`, `MakeToken` and `RevokeTokens`; late words have changed nothing.
     Noted,
     /// Of the commands that change members or heads: `MoveHead`, `ReplaceHead`, `FailOver`, `ReplaceMembers`,
-    /// `ExtendChains`, `MembersComplete`, `RecoverShard`, `DrainNode`, `DrainChains`.
+    /// `ExtendChains`, `MembersComplete`, `RecoverShard`, `DrainNode`, `DrainChains`, `RemoveNode`.
     Moved,
     /// Of `AddNode`.
     Added {

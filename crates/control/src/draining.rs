@@ -69,19 +69,37 @@ impl State {
         self.volumes.values().map(|v| v.shards.iter().filter(is_at).count()).sum()
     }
 
-    pub(crate) fn drain_node(&mut self, id: NodeId, drains: bool) -> Result<Outcome> {
+    pub(crate) fn drain_node(&mut self, id: NodeId, drains: bool, heir: Option<NodeId>) -> Result<Outcome> {
         let Some(node) = self.nodes.get(&id).cloned() else {
             return Err(Error::not_found(format!("there is no node {id}; `freebs status` shows those there are")));
         };
-        if node.drains == drains {
+        // Asked again without a word of who takes the places, that stays as it was.
+        let heir = heir.or(node.heir).filter(|_| drains);
+        if (node.drains, node.heir) == (drains, heir) {
             return Ok(Outcome::Moved);
         }
-        if drains {
+        if drains && !node.drains {
             self.has_room_without(&node)?;
         }
+        if heir != node.heir {
+            self.can_inherit(&node, heir)?;
+        }
         self.revision += 1;
-        self.nodes.insert(id, Arc::new(Node { drains, changed: self.revision, ..(*node).clone() }));
+        self.nodes.insert(id, Arc::new(Node { drains, heir, changed: self.revision, ..(*node).clone() }));
         Ok(Outcome::Moved)
+    }
+
+    /// Refuses a node that can't take another one's places.
+    fn can_inherit(&self, node: &Node, heir: Option<NodeId>) -> Result<()> {
+        let Some(id) = heir else { return Ok(()) };
+        let why = match self.nodes.get(&id) {
+            None => format!("there is no node {id}; `freebs status` shows those there are"),
+            Some(h) if h.id == node.id => format!("{} can't take its own places", h.name),
+            Some(h) if h.drains => format!("{} is being emptied itself, so it takes no places", h.name),
+            Some(h) if h.start.0 == 0 => format!("{} has never run; start it first", h.name),
+            Some(_) => return Ok(()),
+        };
+        Err(Error::invalid(why))
     }
 
     /// `NoSpace` if there would be too few nodes for all copies of all volumes, `Invalid` if a chain could not become longer.

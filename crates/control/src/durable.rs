@@ -27,7 +27,9 @@ pub const STATE_MAGIC: [u8; 4] = *b"FBCS";
 /// passes over them would give places away, and have nodes free what they have. How nodes join came with version 9: a reader that passes
 /// over it would take in anybody. Foundings came with version 10: a reader that passes over them would mix a state that was made
 /// again with those before it. Nodes that drain came with version 11: a reader that passes over them would place copies there.
-pub const STATE_VERSION: u16 = 11;
+/// Nodes that were removed, and who takes the places of one that drains, came with version 12: a reader that passes over them would
+/// take the first in again.
+pub const STATE_VERSION: u16 = 12;
 /// Bytes of the header before the body.
 pub const STATE_HEADER_BYTES: usize = 64;
 
@@ -76,6 +78,8 @@ struct JoiningOut<'a> {
     authority: Option<HostPublic>,
     last_node: NodeId,
     tokens: Vec<&'a Token>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    removed: Vec<NodeId>,
 }
 
 #[derive(Deserialize)]
@@ -83,6 +87,8 @@ struct JoiningIn {
     authority: Option<HostPublic>,
     last_node: NodeId,
     tokens: Vec<Token>,
+    #[serde(default)]
+    removed: Vec<NodeId>,
 }
 
 #[derive(Serialize)]
@@ -138,6 +144,7 @@ impl State {
                 authority: j.authority(),
                 last_node: j.last_node(),
                 tokens: j.tokens().collect(),
+                removed: j.removed().iter().copied().collect(),
             }),
         };
         let body_joins = body.joining.is_some();
@@ -145,7 +152,9 @@ impl State {
         serde_json::to_writer(&mut out, &body).expect("a state has only what JSON can say");
         let body = &out[STATE_HEADER_BYTES..];
         let version = match () {
-            () if self.nodes.values().any(|n| n.drains) => STATE_VERSION,
+            () if self.nodes.values().any(|n| n.heir.is_some()) => STATE_VERSION,
+            () if !self.joining().removed().is_empty() => STATE_VERSION,
+            () if self.nodes.values().any(|n| n.drains) => 11,
             () if self.founding() != FIRST_FOUNDING => 10,
             () if body_joins => 9,
             () if self.has_away() => 8,
@@ -243,7 +252,11 @@ impl State {
             state.snapshots = Arc::new(state.snapshots_of_body(snapshots)?);
         }
         if let Some(joining) = body.joining {
-            *state.joining_mut() = Joining::restored(joining.authority, joining.last_node, joining.tokens)?;
+            let JoiningIn { authority, last_node, tokens, removed } = joining;
+            *state.joining_mut() = Joining::restored(authority, last_node, tokens, removed)?;
+            if state.joining().removed().iter().any(|n| state.nodes.contains_key(n)) {
+                return Err(damaged("the control state has a node that was removed"));
+            }
         }
         Ok(state)
     }

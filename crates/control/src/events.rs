@@ -6,7 +6,7 @@
 use crate::command::{Command, NewNode, RecoverShard};
 use crate::rules::{self, format_date};
 use crate::snapshots::{Schedule, Snapshot, Stage};
-use crate::state::{Holder, Origin, Shard, State, Volume};
+use crate::state::{Holder, Node, Origin, Shard, State, Volume};
 use freebs_types::{Hash32, NodeId, ShardId, StartNumber, ViewNumber};
 use serde::{Deserialize, Serialize};
 
@@ -195,6 +195,16 @@ pub fn told(before: &State, command: &Command, now: &State) -> Vec<Told> {
     out
 }
 
+fn removed(before: &State, now: &State, node: NodeId) -> Option<Told> {
+    let gone = before.node(node).filter(|_| now.node(node).is_none())?;
+    Some(Told::new(EventKind::Node, "was removed from the cluster").about(gone.name.clone()))
+}
+
+fn drained(node: &Node, drains: bool) -> Told {
+    let text = if drains { "is being emptied: others take its places" } else { "is not being emptied any more" };
+    Told::new(EventKind::Node, text).about(node.name.clone())
+}
+
 fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
     let at = now.revision();
     let one = |t: Option<Told>| t.into_iter().map(|t| t.decided(at)).collect();
@@ -237,11 +247,8 @@ fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
         }
         Command::LeaveChains { failed, .. } => left(before, now, failed),
         Command::DrainChains { .. } => members(before, now, "is being emptied"),
-        Command::DrainNode { node, drains } => one(now.node(*node).map(|n| {
-            let text =
-                if *drains { "is being emptied: others take its places" } else { "is not being emptied any more" };
-            Told::new(EventKind::Node, text).about(n.name.clone())
-        })),
+        Command::RemoveNode { node } => one(removed(before, now, *node)),
+        Command::DrainNode { node, drains, .. } => one(now.node(*node).map(|n| drained(n, *drains))),
         Command::RecoverShard(how) => forced(before, now, how),
         Command::MembersComplete { shard, nodes, .. } => complete(before, now, *shard, nodes),
         Command::AddNode(new) => joined(before, now, new),

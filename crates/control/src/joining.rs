@@ -20,8 +20,9 @@ impl State {
         self.joining().authority().is_some()
     }
 
-    /// `Invalid` unless a node may register, and have a seat in the control plane.
+    /// `Invalid` or `Fenced` unless a node may register, and have a seat in the control plane.
     pub fn check_member(&self, node: NodeId) -> Result<()> {
+        self.check_removed(node)?;
         if !self.has_authority() || self.nodes.contains_key(&node) {
             return Ok(());
         }
@@ -107,9 +108,7 @@ impl State {
         self.authority()?;
         rules::check_node(&new.name, &new.address, new.workers)?;
         let Some(token) = self.joining().token(&new.token) else {
-            return Err(Error::not_found(
-                "the cluster does not know this token (any more); `freebs cluster token` makes another one",
-            ));
+            return Err(rules::unknown_token());
         };
         if let Some(user) = token.used_by {
             return self.add_again(user, new);
@@ -131,7 +130,9 @@ impl State {
             )));
         }
         // The answer to another token may be lost, and the token with it: the key says that it is the same node.
-        let same = self.nodes.values().find(|n| n.identity == Some(new.identity) && n.start.0 == 0).map(|n| n.id);
+        // One that has run asks again if it has lost its certificate.
+        let is_it = |n: &Node| n.identity == Some(new.identity) && (n.start.0 == 0 || is_same(&new, n));
+        let same = self.nodes.values().find(|n| is_it(n)).map(|n| n.id);
         if let Some(node) = same {
             let added = self.add_again(node, new)?;
             self.revision += 1;
@@ -170,7 +171,7 @@ impl State {
         if node.identity != Some(new.identity) {
             return Err(used(&node.name));
         }
-        let is_same = (&node.name, &node.address, node.workers) == (&new.name, &new.address, new.workers);
+        let is_same = is_same(&new, node);
         if !is_same && node.start.0 > 0 {
             return Err(Error::invalid(format!(
                 "{} has joined with this token and key and has run since; it is started with `freebs node`",
@@ -218,4 +219,9 @@ impl State {
     pub(crate) fn check_place(&self, node: NodeId, address: &str) -> Result<()> {
         if self.has_authority() { self.is_free_address(address, Some(node)) } else { Ok(()) }
     }
+}
+
+/// True if who joins has the name, place and workers of that node.
+fn is_same(new: &NewNode, node: &Node) -> bool {
+    (&node.name, &node.address, node.workers) == (&new.name, &new.address, new.workers)
 }

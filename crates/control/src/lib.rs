@@ -31,6 +31,7 @@ mod placement;
 mod plane;
 pub mod rebuild;
 pub mod recover;
+pub mod removal;
 pub mod rules;
 mod shorter;
 mod snapshots;

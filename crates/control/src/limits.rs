@@ -2,6 +2,8 @@
 
 use freebs_types::limits as common;
 
+/// Nodes that were removed of which a cluster knows: none of them is ever taken in again.
+pub const REMOVED_MAX: usize = 4096;
 /// Tokens that are kept: those that nobody used, and with the room that is left the last that were used.
 pub const TOKENS_MAX: usize = 256;
 /// Longest life of a token, milliseconds: 30 days.

@@ -155,9 +155,15 @@ impl State {
         Some((old, self.spare(shard, is_there, loads)?))
     }
 
-    /// The node that is to be a member next: a former one, for it has the most, else who carries least.
+    /// The node that is to be a member next: the heir of one that drains, or else a former member, for it has the most, else who
+    /// carries least.
     pub(crate) fn spare(&self, shard: &Shard, is_there: impl Fn(&NodeId) -> bool, loads: &Loads) -> Option<NodeId> {
         let may_come = |n: &NodeId| is_there(n) && !self.drains(*n) && !shard.members.contains(n);
+        let drains = shard.members.iter().filter_map(|m| self.nodes.get(m)).filter(|n| n.drains);
+        let heir = drains.filter_map(|n| n.heir).find(may_come);
+        if heir.is_some() {
+            return heir;
+        }
         let spare = self.nodes.keys().copied().filter(may_come);
         spare.min_by_key(|n| {
             let load = loads.of(*n);

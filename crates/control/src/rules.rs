@@ -33,6 +33,12 @@ pub fn check_node(name: &str, address: &str, workers: u16) -> Result<()> {
     check_workers(workers)
 }
 
+/// Says that a node can't join with a token.
+#[must_use]
+pub fn unknown_token() -> Error {
+    Error::not_found("the cluster does not know this token (any more); `freebs cluster token` makes another one")
+}
+
 /// Workers of a device: 1, 2, 4 or 8.
 pub fn check_workers(workers: u16) -> Result<()> {
     if workers.is_power_of_two() && workers as usize <= common::WORKERS_MAX {

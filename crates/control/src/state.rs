@@ -35,6 +35,9 @@ pub struct Node {
     /// It is being emptied: nothing new comes to it, and others take its places.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub drains: bool,
+    /// If it drains: the node that takes its places, wherever it can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heir: Option<NodeId>,
     /// Revision of the last change.
     pub changed: u64,
 }
@@ -43,7 +46,7 @@ impl Node {
     /// A node of which no more is known.
     #[must_use]
     pub fn new(id: NodeId, (name, address): (String, String), workers: u16, start: StartNumber, changed: u64) -> Self {
-        Self { id, name, address, workers, start, host_key: None, identity: None, drains: false, changed }
+        Self { id, name, address, workers, start, host_key: None, identity: None, drains: false, heir: None, changed }
     }
 }
 

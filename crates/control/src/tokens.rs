@@ -3,7 +3,7 @@
 use crate::limits;
 use freebs_types::{Error, Hash32, HostPublic, NodeId, Result};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A token, without its secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,17 +27,30 @@ pub struct Joining {
     /// The highest number that a node ever had.
     last_node: NodeId,
     tokens: BTreeMap<Hash32, Token>,
+    /// Nodes that were members and don't come back.
+    removed: BTreeSet<NodeId>,
 }
 
 impl Joining {
     /// As it was kept; `Corrupt` if it can't have been so.
-    pub(crate) fn restored(authority: Option<HostPublic>, last_node: NodeId, tokens: Vec<Token>) -> Result<Self> {
+    pub(crate) fn restored(
+        authority: Option<HostPublic>,
+        last_node: NodeId,
+        tokens: Vec<Token>,
+        removed: Vec<NodeId>,
+    ) -> Result<Self> {
         let count = tokens.len();
         let tokens: BTreeMap<_, _> = tokens.into_iter().map(|t| (t.hash, t)).collect();
         if tokens.len() != count || count > limits::TOKENS_MAX || last_node.0 > limits::NUMBER_MAX {
             return Err(Error::corrupt("the control state has impossible tokens"));
         }
-        Ok(Self { authority, last_node, tokens })
+        let count = removed.len();
+        let removed: BTreeSet<_> = removed.into_iter().collect();
+        let is_number = |n: &NodeId| (1..=limits::NUMBER_MAX).contains(&n.0);
+        if removed.len() != count || count > limits::REMOVED_MAX || !removed.iter().all(is_number) {
+            return Err(Error::corrupt("the control state has removed impossible nodes"));
+        }
+        Ok(Self { authority, last_node, tokens, removed })
     }
 
     /// Public half of the authority's key, if the cluster has one.
@@ -54,12 +67,26 @@ impl Joining {
         self.last_node
     }
 
+    /// Nodes that were removed, in order of their numbers.
+    #[must_use]
+    pub fn removed(&self) -> &BTreeSet<NodeId> {
+        &self.removed
+    }
+
+    /// Its number is given to nobody any more.
+    pub(crate) fn remove_node(&mut self, node: NodeId) {
+        self.last_node = self.last_node.max(node);
+        self.removed.insert(node);
+    }
+
     /// Tokens in order of their hashes.
     pub fn tokens(&self) -> impl ExactSizeIterator<Item = &Token> {
         self.tokens.values()
     }
 
-    pub(crate) fn token(&self, hash: &Hash32) -> Option<Token> {
+    /// The one with this hash.
+    #[must_use]
+    pub fn token(&self, hash: &Hash32) -> Option<Token> {
         self.tokens.get(hash).copied()
     }
 

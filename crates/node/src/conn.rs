@@ -7,7 +7,7 @@ use crate::timing;
 use freebs_control::State;
 use freebs_format::wire::{Hello, Role};
 use freebs_identity::{Caller, Tls, key_of};
-use freebs_io::linux::net::{LinkStream, Stream};
+use freebs_io::linux::net::{LinkStream, Stream, notice_silence};
 use freebs_types::{ClusterId, Error, HostPublic, NodeId, Result};
 use std::cell::Cell;
 use std::fmt;
@@ -15,8 +15,9 @@ use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::rustls;
@@ -35,6 +36,14 @@ pub struct Identity {
 
 /// A process is one node.
 static IDENTITY: OnceLock<Identity> = OnceLock::new();
+
+/// The operator has said that the network may be trusted.
+static TRUSTS_NETWORK: AtomicBool = AtomicBool::new(false);
+
+/// From now on this process speaks plain with nodes on other machines, too, as long as it speaks as none.
+pub fn trust_network() {
+    TRUSTS_NETWORK.store(true, Ordering::Relaxed);
+}
 
 /// From now on this process speaks as that node, with all.
 pub fn speak_as(identity: Identity) {
@@ -81,8 +90,9 @@ impl NodeConn {
         match identity() {
             Some(me) => Self::connect_with(address, me.tls.caller()).await,
             None => {
-                let stream = TcpStream::connect(address).await?;
-                let _ = stream.set_nodelay(true);
+                let stream = open(address).await?;
+                let is_trusted = TRUSTS_NETWORK.load(Ordering::Relaxed);
+                check_plain(stream.local_addr()?.ip(), stream.peer_addr()?.ip(), is_trusted)?;
                 Ok(Self::Plain(stream))
             }
         }
@@ -90,8 +100,7 @@ impl NodeConn {
 
     /// The same as whoever that is.
     pub async fn connect_with(address: &str, caller: &Caller) -> io::Result<Self> {
-        let stream = TcpStream::connect(address).await?;
-        let _ = stream.set_nodelay(true);
+        let stream = open(address).await?;
         let connector = TlsConnector::from(caller.config());
         let stream = connector.connect(caller.any_node(), stream).await.map_err(in_words)?;
         Ok(Self::Tls(Box::new(TlsStream::Client(stream))))
@@ -99,7 +108,7 @@ impl NodeConn {
 
     /// Takes a connection: with TLS if it begins so and this process can.
     pub async fn accept(stream: TcpStream) -> io::Result<Self> {
-        let _ = stream.set_nodelay(true);
+        prepare(&stream);
         match identity() {
             Some(me) => Self::accept_as(stream, me).await,
             None => Ok(Self::Plain(stream)),
@@ -145,8 +154,14 @@ impl NodeConn {
     pub fn check_dialled(&self, node: NodeId, known: &State) -> Result<()> {
         match identity() {
             Some(_) => check_key(node, self.key(node)?, known),
-            None => Ok(()),
+            None => check_keyless(node, self.is_here(), known),
         }
+    }
+
+    /// True if the other side is a process of this machine.
+    fn is_here(&self) -> bool {
+        let socket = self.socket();
+        socket.local_addr().is_ok_and(|l| socket.peer_addr().is_ok_and(|p| is_here(l.ip(), p.ip())))
     }
 
     /// Rights of somebody who said this hello here.
@@ -187,6 +202,51 @@ fn is_loopback(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }
 
+/// True if a connection between these addresses does not leave the machine.
+fn is_here(local: IpAddr, peer: IpAddr) -> bool {
+    is_loopback(peer) || local.to_canonical() == peer.to_canonical()
+}
+
+async fn open(address: &str) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(address).await?;
+    prepare(&stream);
+    Ok(stream)
+}
+
+/// A socket that refuses an option will tell so at its next use.
+fn prepare(stream: &TcpStream) {
+    let _ = stream.set_nodelay(true);
+    notice_silence(stream);
+}
+
+/// Refuses to speak plain with another machine: anybody on the way could answer in its place, and would be believed.
+fn check_plain(local: IpAddr, peer: IpAddr, is_trusted: bool) -> io::Result<()> {
+    if is_trusted || is_here(local, peer) {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!(
+            "{peer} is another machine, and without TLS anybody on the way could answer in its place; name the data \
+             directory of a node on this machine with --as-node, or add --trusted-network if nobody else can reach that \
+             network"
+        ),
+    ))
+}
+
+/// Refuses, for who has no key to speak with, a node on another machine that has one: it speaks TLS alone, so who answered plain is
+/// somebody else.
+fn check_keyless(node: NodeId, is_here: bool, known: &State) -> Result<()> {
+    match known.node(node).filter(|n| !is_here && n.identity.is_some()) {
+        Some(n) => Err(Error::invalid(format!(
+            "{} speaks TLS with other machines, and who answers in its place does not; name the data directory of a node on \
+             this machine with --as-node",
+            n.name
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// Rights of somebody who came so, in a cluster with an authority.
 fn admit(came: Came, hello: &Hello, known: &State) -> Result<May> {
     // A number says that it is a node, or speaks for one.
@@ -212,6 +272,7 @@ fn check_key(node: NodeId, key: Option<HostPublic>, known: &State) -> Result<()>
 /// Refuses a key for which the authority's word does not count any more. A seat that is `new` here may be of a node that joined while
 /// this one was away: from it, or to it, this node learns that.
 fn is_member(node: NodeId, key: HostPublic, known: &State, new: bool) -> Result<()> {
+    known.check_removed(node)?;
     match known.node(node) {
         // Of a state that was made again the keys are not known; the authority has signed this one.
         Some(n) if n.identity.is_none_or(|k| k == key) => Ok(()),
@@ -239,20 +300,38 @@ pub fn is_refusal(e: &io::Error) -> bool {
     e.kind() == io::ErrorKind::InvalidData
 }
 
-/// Tells of those who were refused, at most once in a while: anybody can knock.
+/// Tells of those who were refused, less and less often while they go on: anybody can knock.
 #[derive(Debug, Default)]
-pub struct Knocks(Cell<Option<(Instant, u64)>>);
+pub struct Knocks(Cell<Option<Knocked>>);
+
+#[derive(Clone, Copy, Debug)]
+struct Knocked {
+    /// The last time that it was told, and the time until the next.
+    told: Instant,
+    pause: Duration,
+    last: Instant,
+    untold: u64,
+}
 
 impl Knocks {
     /// The words to tell, if it is time for some.
     pub fn refused(&self, who: &str, why: &impl fmt::Display) -> Option<String> {
-        let (since, untold) = self.0.get().unzip();
-        if since.is_some_and(|s| s.elapsed() < timing::KNOCKS_TOLD_EVERY) {
-            self.0.set(since.zip(untold.map(|n| n + 1)));
+        self.refused_at(Instant::now(), who, why)
+    }
+
+    fn refused_at(&self, now: Instant, who: &str, why: &impl fmt::Display) -> Option<String> {
+        let known = self.0.get();
+        let is_quiet = known.is_none_or(|k| now.duration_since(k.last) >= timing::KNOCKS_QUIET);
+        if let Some(k) = known.filter(|k| !is_quiet && now.duration_since(k.told) < k.pause) {
+            self.0.set(Some(Knocked { last: now, untold: k.untold + 1, ..k }));
             return None;
         }
-        self.0.set(Some((Instant::now(), 0)));
-        let more = match untold.unwrap_or(0) {
+        let pause = match known {
+            Some(k) if !is_quiet => (k.pause * 2).min(timing::KNOCKS_TOLD_LEAST_OFTEN),
+            _ => timing::KNOCKS_TOLD_EVERY,
+        };
+        self.0.set(Some(Knocked { told: now, pause, last: now, untold: 0 }));
+        let more = match known.map_or(0, |k| k.untold) {
             0 => String::new(),
             n => format!(" (and {n} more since the last that was told of)"),
         };
@@ -378,15 +457,36 @@ mod tests {
     }
 
     #[test]
-    fn who_knocks_again_and_again_is_told_of_once_in_a_while() {
-        let knocks = Knocks::default();
-        assert_eq!(knocks.refused("192.0.2.1:5", &"why").unwrap(), "192.0.2.1:5 was refused: why");
-        for _ in 0..3 {
-            assert_eq!(knocks.refused("192.0.2.1:5", &"why"), None);
+    fn plain_connections_stay_on_this_machine() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        for (local, peer) in [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("192.0.2.1", "192.0.2.1")] {
+            check_plain(ip(local), ip(peer), false).unwrap();
+            check_keyless(NodeId(1), is_here(ip(local), ip(peer)), &state()).unwrap();
         }
-        let (_, untold) = knocks.0.get().unwrap();
-        knocks.0.set(Instant::now().checked_sub(timing::KNOCKS_TOLD_EVERY).map(|then| (then, untold)));
-        let told = knocks.refused("192.0.2.1:6", &"why").unwrap();
-        assert!(told.ends_with("(and 3 more since the last that was told of)"), "{told}");
+        for (local, peer) in
+            [("192.0.2.1", "192.0.2.2"), ("fe80::1", "fe80::2"), ("::ffff:192.0.2.1", "::ffff:192.0.2.2")]
+        {
+            let e = check_plain(ip(local), ip(peer), false).unwrap_err();
+            assert!(is_refusal(&e) && e.to_string().contains("--as-node"), "{e}");
+            check_plain(ip(local), ip(peer), true).unwrap();
+            // A trusted network does not make a node with a key speak plain; of node 2 none is known.
+            let far = is_here(ip(local), ip(peer));
+            assert!(check_keyless(NodeId(1), far, &state()).unwrap_err().text.contains("n1 speaks TLS"));
+            check_keyless(NodeId(2), far, &state()).unwrap();
+        }
+    }
+
+    #[test]
+    fn who_knocks_again_and_again_is_told_of_less_and_less_often() {
+        let (knocks, begin) = (Knocks::default(), Instant::now());
+        let knock = |second: u64| knocks.refused_at(begin + Duration::from_secs(second), "192.0.2.1:5", &"why");
+        assert_eq!(knock(0).unwrap(), "192.0.2.1:5 was refused: why");
+        let told: Vec<u64> = (1..86_400).filter(|s| knock(*s).is_some()).collect();
+        assert_eq!(told[..4], [10, 30, 70, 150]);
+        assert!(told.len() < 40, "an event log has room for others: {}", told.len());
+        let again = 86_400 + timing::KNOCKS_QUIET.as_secs();
+        let more = knock(again).unwrap();
+        assert!(more.contains("more since the last that was told of"), "{more}");
+        assert!(knock(again + 9).is_none() && knock(again + 10).is_some());
     }
 }

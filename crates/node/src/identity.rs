@@ -101,6 +101,10 @@ pub fn save_certificate(data: &Path, certificate: &[u8]) -> Result<()> {
     files::write_durably(&data.join(CERTIFICATE_FILE), certificate)
 }
 
+pub fn has_certificate(data: &Path) -> bool {
+    data.join(CERTIFICATE_FILE).symlink_metadata().is_ok()
+}
+
 /// The identity of the node in this data directory; `None` if its cluster has no authority.
 pub fn of_node(file: &ClusterFile, node: NodeId, data: &Path) -> Result<Option<Identity>> {
     let Some(authority) = file.authority else { return Ok(None) };
@@ -120,8 +124,10 @@ pub fn of_node(file: &ClusterFile, node: NodeId, data: &Path) -> Result<Option<I
 fn certify_again(data: &Path, cluster: ClusterId, node: NodeId, key: &SigningKey) -> Result<Vec<u8>> {
     let authority = load(data, KeyOf::Authority, cluster)?.ok_or_else(|| {
         Error::not_found(format!(
-            "{} is gone, with which this node shows that it is a member; put it back from a copy",
-            data.join(CERTIFICATE_FILE).display()
+            "{} is gone, with which this node shows that it is a member; put it back from a copy, or have it again with a \
+             token of `freebs cluster token`: `freebs node join HOST:PORT --data {}`, with the address of another node",
+            data.join(CERTIFICATE_FILE).display(),
+            data.display()
         ))
     })?;
     let certificate = certify(&authority, cluster, node, &key.public())?;

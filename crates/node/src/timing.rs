@@ -59,8 +59,13 @@ pub const KNOCK_AGAIN: Duration = Duration::from_secs(30);
 /// Somebody without a certificate has this long to join, which is several times what a command may take: then it has to
 /// connect again.
 pub const JOINING_MAX: Duration = Duration::from_secs(60);
-/// Of those who were refused at the door it is told at most this often: anybody can knock, and each line takes room.
+/// Of those who were refused at the door it is told at most this often, and half as often each time that more come: anybody can
+/// knock, and each line takes room in the log and among the events.
 pub const KNOCKS_TOLD_EVERY: Duration = Duration::from_secs(10);
+/// It is told at least this often.
+pub const KNOCKS_TOLD_LEAST_OFTEN: Duration = Duration::from_secs(3600);
+/// After this time without a knock it is told as often as at first.
+pub const KNOCKS_QUIET: Duration = Duration::from_secs(600);
 /// A member gives a node that does not know it this long to learn of it: one that begins to lead may be behind.
 pub const UNKNOWN_MAX: Duration = Duration::from_secs(3);
 /// A node that was never taken in gives up if it has heard for this long of another cluster only: a wrong address in

@@ -266,7 +266,7 @@ fn drain_node(c: &Rc<Cluster>) {
     let Some(node) = some_node(c).filter(|_| !c.control.is_down()).map(|n| n.id) else { return };
     let drains = c.luck.borrow_mut().chance(0.6);
     c.world.say(|| format!("control: node {node} drains: {drains}"));
-    let command = Command::DrainNode { node, drains };
+    let command = Command::DrainNode { node, drains, heir: None };
     if let Some(seats) = c.control.seats() {
         return seats.order(command);
     }

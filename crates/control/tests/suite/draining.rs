@@ -41,7 +41,7 @@ fn complete(s: &mut State) {
 }
 
 fn drain(s: &mut State, node: u64) {
-    s.apply(Command::DrainNode { node: NodeId(node), drains: true }).unwrap();
+    s.apply(Command::DrainNode { node: NodeId(node), drains: true, heir: None }).unwrap();
 }
 
 fn step(s: &mut State, away: &[u64]) -> Option<DrainStep> {
@@ -116,7 +116,7 @@ fn another_node_has_everything_before_one_leaves() {
 #[test]
 fn a_drain_without_room_says_how_much_is_missing() {
     let mut s = cluster(3, 3, Ack::Majority, 2);
-    let e = s.apply(Command::DrainNode { node: NodeId(2), drains: true }).unwrap_err();
+    let e = s.apply(Command::DrainNode { node: NodeId(2), drains: true, heir: None }).unwrap_err();
     assert_eq!(e.kind, ErrorKind::NoSpace);
     for words in ["without node2 there are 2 nodes", "a volume has up to 3 (data)", "1 more is needed"] {
         assert!(e.text.contains(words), "{e}");
@@ -126,14 +126,14 @@ fn a_drain_without_room_says_how_much_is_missing() {
     let (name, address) = ("node4".into(), "h4:1".into());
     s.apply(Command::RegisterNode { node: NodeId(4), name, address, workers: 1, start: StartNumber(1) }).unwrap();
     drain(&mut s, 2);
-    assert!(s.apply(Command::DrainNode { node: NodeId(3), drains: true }).is_err());
+    assert!(s.apply(Command::DrainNode { node: NodeId(3), drains: true, heir: None }).is_err());
     // One that has none of it may always go.
     let mut s = cluster(2, 1, Ack::Majority, 1);
     drain(&mut s, 2);
-    assert!(s.apply(Command::DrainNode { node: NodeId(1), drains: true }).is_err(), "nobody is left");
-    s.apply(Command::DrainNode { node: NodeId(2), drains: false }).unwrap();
+    assert!(s.apply(Command::DrainNode { node: NodeId(1), drains: true, heir: None }).is_err(), "nobody is left");
+    s.apply(Command::DrainNode { node: NodeId(2), drains: false, heir: None }).unwrap();
     drain(&mut s, 1);
-    let e = s.apply(Command::DrainNode { node: NodeId(9), drains: true }).unwrap_err();
+    let e = s.apply(Command::DrainNode { node: NodeId(9), drains: true, heir: None }).unwrap_err();
     assert_eq!(e.kind, ErrorKind::NotFound);
 }
 
@@ -182,7 +182,7 @@ fn a_drain_that_is_undone_leaves_no_chain_longer() {
         assert!(matches!(step(&mut s, &[]), Some(DrainStep::Comes(_))));
         open(&mut s);
         complete(&mut s);
-        s.apply(Command::DrainNode { node: NodeId(drained), drains: false }).unwrap();
+        s.apply(Command::DrainNode { node: NodeId(drained), drains: false, heir: None }).unwrap();
         assert_eq!(shard(&s).members.len(), 4);
         let last = *shard(&s).members.last().unwrap();
         assert_eq!(leaves(step(&mut s, &[])), Some(last));
@@ -198,7 +198,7 @@ fn room_is_reckoned_from_the_copies_that_volumes_are_to_have() {
     s.apply(Command::LeaveChains { failed: vec![(NodeId(3), StartNumber(1))], shards: vec![] }).unwrap();
     open(&mut s);
     assert_eq!(shard(&s).members.len(), 2);
-    assert!(s.apply(Command::DrainNode { node: NodeId(3), drains: true }).is_err());
+    assert!(s.apply(Command::DrainNode { node: NodeId(3), drains: true, heir: None }).is_err());
 }
 
 /// With two in one chain of all copies neither could leave; with all of a chain it grew to more members than a chain has.
@@ -223,12 +223,12 @@ fn several_members_of_a_chain_are_emptied_one_after_the_other() {
 fn nodes_that_have_nothing_take_no_copies_along() {
     let mut s = cluster(4, 3, Ack::Majority, 2);
     drain(&mut s, 1);
-    let e = s.apply(Command::DrainNode { node: NodeId(4), drains: true }).unwrap_err();
+    let e = s.apply(Command::DrainNode { node: NodeId(4), drains: true, heir: None }).unwrap_err();
     assert_eq!(e.kind, ErrorKind::NoSpace, "{e}");
     assert_eq!(step(&mut s, &[4]), None, "nobody is there to come");
     let mut s = cluster(2, 1, Ack::Majority, 1);
     drain(&mut s, 1);
-    assert!(s.apply(Command::DrainNode { node: NodeId(2), drains: true }).is_err());
+    assert!(s.apply(Command::DrainNode { node: NodeId(2), drains: true, heir: None }).is_err());
     to_the_end(&mut s);
     assert_eq!(shard(&s).members, [NodeId(2)]);
 }
@@ -237,7 +237,7 @@ fn nodes_that_have_nothing_take_no_copies_along() {
 #[test]
 fn the_longest_chain_is_not_made_longer() {
     let mut s = cluster(8, 7, Ack::Majority, 2);
-    let e = s.apply(Command::DrainNode { node: NodeId(1), drains: true }).unwrap_err();
+    let e = s.apply(Command::DrainNode { node: NodeId(1), drains: true, heir: None }).unwrap_err();
     assert!(e.kind == ErrorKind::Invalid && e.text.contains("7 copies"), "{e}");
     drain(&mut s, 8);
     assert_eq!(step(&mut s, &[]), None);

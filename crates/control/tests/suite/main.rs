@@ -11,6 +11,7 @@ mod openings;
 mod properties;
 mod rebuild;
 mod recover;
+mod removal;
 mod retained;
 mod shorter;
 mod snapshots;

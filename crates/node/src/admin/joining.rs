@@ -9,15 +9,13 @@ use crate::timing;
 use freebs_control::api::{JoinRequest, Joined, Reply, Request, Secret, TokenStatus};
 use freebs_control::cluster_file::ClusterPeer;
 use freebs_control::events::TOKEN_ID_DIGITS;
-use freebs_control::{Command, ControlPlane, NewNode, Outcome, State, Token};
+use freebs_control::removal::FIRST;
+use freebs_control::{Command, ControlPlane, NewNode, Outcome, State, Token, rules};
 use freebs_format::keys::{JOIN_SECRET_BYTES, JoinToken, KeyOf};
 use freebs_identity::{SigningKey, certify};
 use freebs_io::{Random, linux::OsRandom};
-use freebs_types::{Error, Hash32, HostPublic, NodeId, Result};
+use freebs_types::{Error, Hash32, HostPublic, Result};
 use std::net::SocketAddr;
-
-/// The node that `freebs cluster init` has made: it has the authority's key.
-const FIRST: NodeId = NodeId(1);
 
 impl Service {
     fn authority(&self) -> Result<HostPublic> {
@@ -112,6 +110,16 @@ impl Service {
         client.call(&Request::Join(of), timing::COMMAND_MAX).await
     }
 
+    /// Refuses a token that the newest state does not know, before anybody is asked to do anything.
+    async fn check_known(&self, token: Hash32) -> Result<()> {
+        let is_known = || Ok::<_, Error>(self.state()?.joining().token(&token).is_some());
+        if is_known()? {
+            return Ok(());
+        }
+        self.newest().await?;
+        if is_known()? { Ok(()) } else { Err(rules::unknown_token()) }
+    }
+
     pub(super) async fn join(&self, of: JoinRequest) -> Result<Reply> {
         let token = JoinToken::parse(&of.token.0)?;
         let here = self.me().cluster;
@@ -134,6 +142,9 @@ impl Service {
             Error::invalid(format!("'{}' is no address of a node; it is HOST:PORT in numbers", of.address))
         })?;
         check_reachable(address)?;
+        rules::check_node(&of.name, &of.address, of.workers)?;
+        let _one_of_few = self.one_of_few().await?;
+        self.check_known(token.hash()).await?;
         let Some(key) = self.authority_key().await? else { return self.join_elsewhere(of).await };
         let identity = of.identity;
         let new = NewNode {
@@ -204,7 +215,7 @@ mod tests {
     use crate::admin::Authority;
     use freebs_control::api::Request;
     use freebs_identity::SigningKey;
-    use freebs_types::ErrorKind;
+    use freebs_types::{ErrorKind, NodeId};
     use std::path::Path;
 
     /// With the authority's key beside it.

@@ -8,10 +8,13 @@ use freebs_agent::{About, Begun, Pause, TakenIn, refused};
 use freebs_consensus::handle::Handle;
 use freebs_control::api::GatewayInfo;
 use freebs_control::{Command, ControlPlane, Done, State};
-use freebs_types::{ClusterId, Error, ErrorKind, Result};
+use freebs_types::{ClusterId, Error, ErrorKind, NodeId, Result};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
+
+/// Nodes that a control plane of several votes needs at least.
+const VOTERS_LEAST: usize = 3;
 
 /// Commands that wait to be put in order.
 pub(super) const JOBS_MAX: usize = 1024;
@@ -97,6 +100,25 @@ impl Plane {
         match &self.kind {
             Kind::Seat(_, port) => port.has_only_vote(),
             Kind::Follower { .. } => None,
+        }
+    }
+
+    /// `Invalid` if the control plane can't go on without this node.
+    pub fn may_be_without(&self, state: &State, node: NodeId) -> Result<()> {
+        let Kind::Seat(_, port) = &self.kind else { return Err(Error::bug("a gateway is asked about votes")) };
+        let (voters, leader, left) = (port.voters(), port.leader(), state.nodes().filter(|n| n.id != node).count());
+        let name = state.node(node).map_or_else(|| format!("node {node}"), |n| n.name.clone());
+        match voters {
+            0 => Err(Error::retry("it is not known right now who votes in the control plane")),
+            1 if leader.is_none() => Err(Error::retry("nobody leads the control plane right now")),
+            1 if leader == Some(node) => Err(Error::invalid(format!(
+                "{name} has the only vote in the control plane, so it can't be removed; add nodes first: with three, all vote"
+            ))),
+            2.. if left < VOTERS_LEAST => Err(Error::invalid(format!(
+                "without {name} there would be {left} nodes, and the control plane needs {VOTERS_LEAST} that vote; add a node \
+                 first"
+            ))),
+            _ => Ok(()),
         }
     }
 

@@ -213,8 +213,12 @@ impl SeatPort {
         true
     }
 
+    /// The node that leads, as far as is known here.
+    pub fn leader(&self) -> Option<NodeId> {
+        Some(NodeId(self.seen.leader.load(Ordering::Relaxed))).filter(|n| n.0 > 0)
+    }
+
     /// How many nodes vote, as far as is known here.
-    #[cfg(test)]
     pub fn voters(&self) -> u64 {
         self.seen.voters.load(Ordering::Relaxed)
     }
@@ -350,7 +354,7 @@ async fn run(seat: Seat, desk: Desk, mut orders: mpsc::Receiver<Order>, seen: &S
                 silent = !silent;
                 tell_silence(options.events.clone(), silent);
             }
-            let old = peer.check_outdated();
+            let old = peer.check_outdated().and(seat.book.removed().map_or(Ok(()), Err));
             if let Err(e) = &old {
                 let _ = seen.old.set(e.clone());
             }

@@ -45,6 +45,8 @@ pub(super) struct Book {
     places: Rc<RefCell<BTreeMap<NodeId, Places>>>,
     /// Who was reached under one of their addresses is of another cluster.
     foreign: Rc<RefCell<Option<Error>>>,
+    /// Others of the cluster say that this node was removed from it.
+    removed: Rc<RefCell<Option<Error>>>,
     state: Rc<RefCell<Arc<State>>>,
 }
 
@@ -53,6 +55,7 @@ impl Book {
     pub fn learn(&self, state: &Arc<State>) {
         *self.state.borrow_mut() = state.clone();
         let mut book = self.places.borrow_mut();
+        book.retain(|node, _| !state.is_removed(*node));
         for node in state.nodes() {
             book.entry(node.id).or_default().registered = Some(node.address.clone());
         }
@@ -74,6 +77,11 @@ impl Book {
     /// What was heard of another cluster, if anything was.
     pub fn foreign(&self) -> Option<Error> {
         self.foreign.borrow().clone()
+    }
+
+    /// The words of others by which this node was removed.
+    pub fn removed(&self) -> Option<Error> {
+        self.removed.borrow().clone()
     }
 
     /// True if that node has registered, as is known here.
@@ -233,6 +241,8 @@ enum End {
     Stranger(Error),
     /// The other side, at this address, says that this node is no member.
     Unknown(Error, String),
+    /// The other side says that this node was removed.
+    Removed(Error),
     Other(Error),
 }
 
@@ -324,6 +334,10 @@ impl Link {
                 }
                 e
             }
+            End::Removed(e) => {
+                self.book.removed.replace(Some(e.clone()));
+                e
+            }
             End::Other(e) => e,
         }
     }
@@ -360,6 +374,7 @@ impl Link {
                     return Err(match why.kind {
                         ErrorKind::Invalid => End::Unknown(why, address.to_owned()),
                         // It does not take this node for the member that it says it is.
+                        ErrorKind::Fenced => End::Removed(Error::invalid(why.text)),
                         ErrorKind::Corrupt => End::Stranger(Error::invalid(why.text)),
                         _ => End::Other(why),
                     });

@@ -136,6 +136,12 @@ pub async fn hear_seat(mut stream: NodeConn, mut buf: BytesMut, hello: Hello, pl
     if hello.node.0 == 0 || hello.node == port.node {
         return Err(Error::invalid("a seat of this node, or of none"));
     }
+    // A node that was removed stays so, and everybody who knows it may say it.
+    if hello.cluster == port.cluster
+        && let Err(why) = plane.state().check_removed(hello.node)
+    {
+        return turn_away(stream, why).await;
+    }
     // Only who leads knows all members for certain.
     let stranger = plane.state().check_member(hello.node).err().filter(|_| plane.leads());
     let mut until = None;

@@ -16,9 +16,13 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// Gateways that may be announced at one node.
 const GATEWAYS_MAX: usize = 1024;
+
+/// Requests to join at a time; others wait.
+const JOINS_MAX: usize = 2;
 
 /// What a node says of itself.
 #[derive(Clone, Debug)]
@@ -39,6 +43,8 @@ pub struct Service {
     me: Me,
     /// The directory that may have the authority's key.
     keys: OnceLock<PathBuf>,
+    /// Requests to join that are under way: who has a token that ended may make them, too, and each costs a command.
+    joins: Semaphore,
     /// By session, for as long as it lasts; session 0 is this process itself.
     gateways: Mutex<BTreeMap<u64, GatewayInfo>>,
     sessions: AtomicU64,
@@ -52,12 +58,18 @@ impl Service {
             events,
             me,
             keys: OnceLock::new(),
+            joins: Semaphore::new(JOINS_MAX),
             gateways: Mutex::default(),
             sessions: AtomicU64::new(0),
         };
         let service = Arc::new(service);
         service.plane.serve_by(&service);
         service
+    }
+
+    /// The right to ask for a node to be taken in, once others have been answered.
+    pub(super) async fn one_of_few(&self) -> Result<SemaphorePermit<'_>> {
+        self.joins.acquire().await.map_err(|_| Error::bug("nobody may join"))
     }
 
     /// Nodes that join are certified here if the authority's key lies in this directory.
@@ -184,15 +196,23 @@ impl Service {
         Ok(Reply::Volume { volume: bare(&state, state.need(name)?), notes: Vec::new() })
     }
 
-    async fn drain(&self, name: &str, drains: bool) -> Result<Reply> {
+    async fn drain(&self, name: &str, drains: bool, heir: Option<&str>) -> Result<Reply> {
         let state = self.state()?;
-        let Some(node) = state.nodes().find(|n| n.name == name).map(|n| n.id) else {
-            let names: Vec<&str> = state.nodes().map(|n| n.name.as_str()).collect();
-            return Err(Error::not_found(format!("there is no node '{name}'; there are {}", names.join(", "))));
-        };
-        self.plane.submit(Command::DrainNode { node, drains }).await?;
+        let node = named(&state, name)?;
+        let heir = heir.map(|name| named(&state, name)).transpose()?;
+        self.plane.submit(Command::DrainNode { node, drains, heir }).await?;
         let shards = self.state()?.shards_at(node) as u64;
         Ok(Reply::Draining(DrainStatus { node: name.into(), drains, shards }))
+    }
+
+    async fn remove(&self, name: &str) -> Result<Reply> {
+        self.newest().await?;
+        let state = self.state()?;
+        let node = named(&state, name)?;
+        state.may_remove(node)?;
+        self.plane.may_be_without(&state, node)?;
+        self.plane.submit(Command::RemoveNode { node }).await?;
+        Ok(Reply::Removed { node })
     }
 
     async fn move_head(&self, name: &str, node: &str, only: Option<u32>) -> Result<Reply> {
@@ -321,7 +341,8 @@ impl Service {
                 super::recover::recover(self, &name, accept_loss.as_deref()).await
             }
             Request::NodeInfo => Ok(Reply::Node(self.info())),
-            Request::NodeDrain { name, drains } => self.drain(&name, drains).await,
+            Request::NodeDrain { name, drains, heir } => self.drain(&name, drains, heir.as_deref()).await,
+            Request::NodeRemove { name } => self.remove(&name).await,
             Request::TokenCreate { valid_ms } => self.make_token(valid_ms).await,
             Request::TokenList => self.list_tokens().await,
             Request::TokenRevoke { of } => self.revoke_tokens(&of).await,
@@ -418,4 +439,11 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.service.gateways().remove(&self.number);
     }
+}
+/// The number of the node with this name.
+fn named(state: &State, name: &str) -> Result<NodeId> {
+    state.nodes().find(|n| n.name == name).map(|n| n.id).ok_or_else(|| {
+        let names: Vec<&str> = state.nodes().map(|n| n.name.as_str()).collect();
+        Error::not_found(format!("there is no node '{name}'; there are {}", names.join(", ")))
+    })
 }

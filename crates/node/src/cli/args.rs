@@ -4,6 +4,7 @@ use super::clones::{CLONE_HELP, CloneArgs, FLATTEN_HELP, FlattenArgs};
 use super::drain::DrainArgs;
 use super::image::args::{EXPORT_HELP, ExportArgs, IMPORT_HELP, ImportArgs};
 use super::joining::{ClusterCommand, JoinArgs};
+use super::remove::{RemoveArgs, ReplaceArgs};
 use super::rollback::args::{REWIND_HELP, ROLLBACK_HELP, RewindArgs, RollbackArgs};
 use super::snapshot::args::SnapshotCommand;
 pub use super::values::DEFAULT_DATA;
@@ -49,6 +50,10 @@ pub struct Cli {
     /// Speak TLS with nodes, with the key and certificate in the data directory of one on this machine
     #[arg(long, global = true, env = "FREEBS_AS_NODE", value_name = "DIR")]
     pub as_node: Option<PathBuf>,
+
+    /// Speak plain with nodes on other machines, and let those without certificates listen there: nobody else reaches that network
+    #[arg(long, global = true, env = "FREEBS_TRUSTED_NETWORK", value_parser = clap::builder::FalseyValueParser::new())]
+    pub trusted_network: bool,
 
     #[command(subcommand)]
     pub command: Command,
@@ -197,6 +202,10 @@ pub struct UpArgs {
     #[arg(long)]
     pub no_restart: bool,
 
+    /// That of the whole command line.
+    #[arg(skip)]
+    pub trusted_network: bool,
+
     /// Workers of each node: 1, 2, 4 or 8 [default: 1, or as before]
     #[arg(long, value_name = "N", value_parser = workers)]
     pub workers: Option<u16>,
@@ -204,10 +213,6 @@ pub struct UpArgs {
     /// Size of the segments of devices [default: 16M, or as before]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub segment_size: Option<u64>,
-
-    /// Let nodes listen beyond loopback, without encryption
-    #[arg(long)]
-    pub trusted_network: bool,
 
     /// Memory of each node for its maps of what is where, 16M to 1T; what does not fit lies on the device
     #[arg(long, value_name = "SIZE", env = "FREEBS_MAP_CACHE", value_parser = map_cache, default_value = MAP_CACHE)]
@@ -245,10 +250,28 @@ pub enum NodeCommand {
     Join(JoinArgs),
     /// Have others take the places of a node, so that it can be taken away
     Drain(DrainArgs),
+    /// Take a node that was emptied out of the cluster for good
+    Remove(RemoveArgs),
+    /// Have one node take the places of another one, which is removed then
+    Replace(ReplaceArgs),
     /// Start a node of a local cluster again
     Start(SwitchArgs),
     /// Stop a node of a local cluster, and leave it down; other nodes take over its heads first
     Stop(SwitchArgs),
+}
+
+impl Command {
+    /// False for those that ask no node of a cluster as one of its own: a node speaks as itself, nodes of `freebs up` have no
+    /// certificates, and who makes a data directory has none yet.
+    #[must_use]
+    pub fn asks_nodes(&self) -> bool {
+        match self {
+            Self::Up(_) | Self::Device(_) | Self::Completion { .. } => false,
+            Self::Node(n) => !matches!(n.command, None | Some(NodeCommand::Join(_))),
+            Self::Cluster(c) => !matches!(c, ClusterCommand::Init(_)),
+            _ => true,
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -305,8 +328,8 @@ pub struct NodeRunArgs {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub segment_size: Option<u64>,
 
-    /// Listen beyond loopback, without encryption; nodes that join with tokens encrypt, and need it not
-    #[arg(long)]
+    /// That of the whole command line.
+    #[arg(skip)]
     pub trusted_network: bool,
 
     /// Microseconds that a worker with little to do looks for more before it sleeps: less delay for more processor

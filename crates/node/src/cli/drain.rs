@@ -37,7 +37,7 @@ pub struct DrainArgs {
 
 pub async fn run(args: DrainArgs, cluster: &str, output: &Output) -> Result<ExitCode> {
     let client = connect(cluster).await?;
-    let mut known = ask(&client, &args.name, !args.undo).await?;
+    let mut known = ask(&client, &args.name, !args.undo, None).await?;
     if args.wait {
         known = wait(cluster, client, &args.name, known).await?;
     }
@@ -53,8 +53,8 @@ fn left(shards: u64) -> String {
     if shards == 1 { "1 copy is left".into() } else { format!("{shards} copies are left") }
 }
 
-async fn ask(client: &Client, name: &str, drains: bool) -> Result<DrainStatus> {
-    let request = Request::NodeDrain { name: name.into(), drains };
+pub(super) async fn ask(client: &Client, name: &str, drains: bool, heir: Option<&str>) -> Result<DrainStatus> {
+    let request = Request::NodeDrain { name: name.into(), drains, heir: heir.map(Into::into) };
     match client.call(&request, timing::CALL_MAX).await? {
         Reply::Draining(status) => Ok(status),
         _ => Err(unexpected()),
@@ -62,7 +62,7 @@ async fn ask(client: &Client, name: &str, drains: bool) -> Result<DrainStatus> {
 }
 
 /// Looks until nothing is left. The node that is asked may be the one that is stopped next: then another one is.
-async fn wait(cluster: &str, mut client: Client, name: &str, mut known: DrainStatus) -> Result<DrainStatus> {
+pub(super) async fn wait(cluster: &str, mut client: Client, name: &str, mut known: DrainStatus) -> Result<DrainStatus> {
     while known.shards > 0 {
         progress(&format!("{name}: {}", left(known.shards)));
         tokio::time::sleep(timing::DRAIN_LOOK).await;

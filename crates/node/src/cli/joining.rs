@@ -11,15 +11,16 @@ use super::rebalance::{self, RebalanceArgs};
 use super::restart::{self, RestartArgs};
 use super::tokens::{self, TokenArgs, ask_again, connect_to_join};
 use super::values::{DEFAULT_DATA, address, size, workers};
+use crate::admin::Client;
 use crate::cluster_file::{self, ClusterFile, ClusterNode};
 use crate::files::{self, DirLock};
 use crate::identity;
 use crate::options::{DEFAULT_CLUSTER, DEFAULT_DEVICE_BYTES, check_device, check_reachable, default_workers, resolve};
 use clap::{Args, Subcommand};
-use freebs_control::api::{JoinRequest, Reply, Request, Secret};
+use freebs_control::api::{JoinRequest, Joined, Reply, Request, Secret};
 use freebs_control::rules;
 use freebs_format::keys::{JoinToken, KeyOf};
-use freebs_identity::{Caller, certify, check_own};
+use freebs_identity::{Caller, SigningKey, certify, check_own};
 use freebs_types::{ClusterId, Error, NodeId, Result, limits};
 use serde::Serialize;
 use std::net::SocketAddr;
@@ -253,16 +254,39 @@ fn check_seen_from(cluster: &str, listen: SocketAddr) -> Result<()> {
     )))
 }
 
-pub async fn join(args: JoinArgs, output: &Output) -> Result<ExitCode> {
-    let token = token(args.token_file.as_deref())?;
-    let name = args.name.unwrap_or_else(crate::options::host_name);
-    let mut node = new_node(&args.node, NodeId(0), name)?;
-    check_seen_from(&args.address, args.node.listen)?;
-    let data = &args.node.data;
-    let _locks = hold(data, &KEY)?;
+/// The cluster file of a node that has joined and lost its certificate, which it can have again: it shows by its key who it is.
+fn without_certificate(data: &Path, token: &JoinToken) -> Result<Option<ClusterFile>> {
+    let file = cluster_file::load(&data.join("cluster.json"))?;
+    let is_its_own = |f: &ClusterFile| (f.cluster, f.authority) == (token.cluster, Some(token.authority));
+    Ok(file.filter(|f| is_its_own(f) && f.nodes.len() == 1 && !identity::has_certificate(data)))
+}
+
+/// Puts the certificate back that a member has lost. The token is spent.
+async fn certify_again(address: &str, token: &JoinToken, file: &ClusterFile, output: &Output) -> Result<ExitCode> {
+    let node = file.first();
+    let _lock = DirLock::take(&node.data, "lock")?;
+    let key = identity::node_key(&node.data, file.cluster)?;
+    let joined = ask_to_join(&connect(address, token, output).await?, token, &key, node).await?;
+    if joined.node != node.id {
+        return Err(Error::invalid(format!(
+            "the cluster knows the key as that of node {}, and {} is the directory of node {}",
+            joined.node,
+            node.data.display(),
+            node.id
+        )));
+    }
+    identity::save_certificate(&node.data, &identity::from_hex(&joined.certificate)?)?;
+    show(output, file, &format!("{} has its certificate again", node.name));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn connect(address: &str, token: &JoinToken, output: &Output) -> Result<Client> {
     let caller = Caller::to_join(token.cluster, &token.authority)?;
-    let client = connect_to_join(&args.address, &caller, token.cluster, output).await?;
-    let key = identity::joining_key(data, token.cluster)?;
+    connect_to_join(address, &caller, token.cluster, output).await
+}
+
+/// Asks a node of the cluster to take this one in, or to answer as it did before.
+async fn ask_to_join(client: &Client, token: &JoinToken, key: &SigningKey, node: &ClusterNode) -> Result<Joined> {
     let mut request = JoinRequest {
         token: Secret(token.text()),
         identity: key.public(),
@@ -272,16 +296,32 @@ pub async fn join(args: JoinArgs, output: &Output) -> Result<ExitCode> {
         proof: Vec::new(),
     };
     request.proof = key.sign(&request.claim(token.hash()))?;
-    let reply = ask_again(&client, &Request::Join(request)).await?;
+    let reply = ask_again(client, &Request::Join(request)).await?;
     let Reply::Joined(joined) = reply else { return Err(unexpected()) };
+    let certificate = identity::from_hex(&joined.certificate)?;
+    check_own(&certificate, token.cluster, &token.authority, joined.node, &key.public())
+        .map_err(|e| e.at("the certificate that the cluster has answered"))?;
+    Ok(joined)
+}
+
+pub async fn join(args: JoinArgs, output: &Output) -> Result<ExitCode> {
+    let token = token(args.token_file.as_deref())?;
+    if let Some(file) = without_certificate(&args.node.data, &token)? {
+        return certify_again(&args.address, &token, &file, output).await;
+    }
+    let name = args.name.unwrap_or_else(crate::options::host_name);
+    let mut node = new_node(&args.node, NodeId(0), name)?;
+    check_seen_from(&args.address, args.node.listen)?;
+    let data = &args.node.data;
+    let _locks = hold(data, &KEY)?;
+    let client = connect(&args.address, &token, output).await?;
+    let key = identity::joining_key(data, token.cluster)?;
+    let joined = ask_to_join(&client, &token, &key, &node).await?;
     node.id = joined.node;
     if joined.peers.iter().all(|p| p.id == node.id) {
         return Err(unexpected());
     }
-    let certificate = identity::from_hex(&joined.certificate)?;
-    check_own(&certificate, token.cluster, &token.authority, node.id, &key.public())
-        .map_err(|e| e.at("the certificate that the cluster has answered"))?;
-    identity::save_certificate(data, &certificate)?;
+    identity::save_certificate(data, &identity::from_hex(&joined.certificate)?)?;
     let mut file = ClusterFile::new(token.cluster, vec![node]);
     file.authority = Some(token.authority);
     file.peers = joined.peers;

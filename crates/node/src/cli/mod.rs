@@ -18,6 +18,7 @@ mod joining;
 pub mod output;
 mod rebalance;
 mod recover;
+mod remove;
 mod restart;
 mod rollback;
 mod run;
@@ -30,7 +31,7 @@ mod volume;
 
 use crate::options::DEFAULT_CLUSTER;
 use crate::{conn, identity};
-use args::{Cli, Command, NodeArgs, NodeCommand};
+use args::{Cli, Command, NodeArgs, NodeCommand, NodeRunArgs, UpArgs};
 use clap::{CommandFactory, Parser};
 use freebs_types::{Error, Result};
 use output::Output;
@@ -62,22 +63,25 @@ pub fn main() -> ExitCode {
 }
 
 fn dispatch(cli: Cli, output: &Output) -> Result<ExitCode> {
-    // A node speaks as itself, and those of `freebs up` have no certificates.
-    let is_node =
-        matches!(&cli.command, Command::Up(_)) || matches!(&cli.command, Command::Node(n) if n.command.is_none());
-    if let Some(data) = cli.as_node.as_ref().filter(|_| !is_node) {
+    if let Some(data) = cli.as_node.as_ref().filter(|_| cli.command.asks_nodes()) {
         conn::speak_as(identity::of_directory(data)?);
+    }
+    let trusted_network = cli.trusted_network;
+    if trusted_network {
+        conn::trust_network();
     }
     let named = cli.cluster;
     let cluster = named.clone().unwrap_or_else(|| DEFAULT_CLUSTER.to_owned());
     match cli.command {
-        Command::Up(args) => crate::up::up(args, output),
+        Command::Up(args) => crate::up::up(UpArgs { trusted_network, ..args }, output),
         Command::Node(args) => {
             let NodeArgs { command, run: options } = *args;
             match command {
-                None => run::node(options).map(|()| ExitCode::SUCCESS),
+                None => run::node(NodeRunArgs { trusted_network, ..options }).map(|()| ExitCode::SUCCESS),
                 Some(NodeCommand::Join(a)) => block_on(joining::join(a, output)),
                 Some(NodeCommand::Drain(a)) => block_on(drain::run(a, &cluster, output)),
+                Some(NodeCommand::Remove(a)) => block_on(remove::remove(a, &cluster, output)),
+                Some(NodeCommand::Replace(a)) => block_on(remove::replace(a, &cluster, output)),
                 Some(NodeCommand::Start(a)) => cluster::node_switch(&a, named.as_deref(), true, output),
                 Some(NodeCommand::Stop(a)) => cluster::node_switch(&a, named.as_deref(), false, output),
             }

@@ -11,10 +11,10 @@ use crate::timing;
 use freebs_agent::{Membership, Port, caller};
 use freebs_chain::{Who, Worker};
 use freebs_control::{ControlPlane, State};
-use freebs_format::wire::{Hello, Message, Role};
+use freebs_format::wire::{Hello, Message, Role, Welcome};
 use freebs_io::linux::net::{Handler, LinkStream, LooseLink, Transport, fresh_link};
 use freebs_io::linux::{FileDevice, SystemClock};
-use freebs_io::{Clock, LinkId};
+use freebs_io::{Clock, LinkId, Outbox as _};
 use freebs_lsvd::OpenReport;
 use freebs_types::{Error, NodeId, Peer, Result, StartNumber, VolumeId, limits};
 use std::cell::{Cell, RefCell};
@@ -144,8 +144,8 @@ impl<C: ControlPlane> Core<C> {
         while let Some(command) = commands.recv().await {
             match command {
                 Command::State(state) => self.on_state(state),
-                Command::Link { stream, hello, leftover } => {
-                    if let Err(e) = self.accept(stream, hello, leftover) {
+                Command::Link { stream, hello, welcome, leftover } => {
+                    if let Err(e) = self.accept(stream, hello, welcome, leftover) {
                         tracing::warn!("a connection was not taken: {e}");
                     }
                 }
@@ -234,11 +234,19 @@ impl<C: ControlPlane> Core<C> {
         }
     }
 
-    /// Somebody connected, said hello and was welcomed.
-    fn accept(self: &Rc<Self>, stream: LooseLink, hello: Hello, leftover: bytes::BytesMut) -> Result<()> {
+    /// Somebody connected and said hello. The welcome is the first on the link, so who hears it knows that this worker works.
+    fn accept(
+        self: &Rc<Self>,
+        stream: LooseLink,
+        hello: Hello,
+        welcome: Welcome,
+        leftover: bytes::BytesMut,
+    ) -> Result<()> {
         let stream = stream.fasten()?;
         let far = self.far_of(&hello)?;
-        self.adopt(stream, far, leftover);
+        let link = self.link(stream, far, leftover);
+        self.transport.send(link, Message::Welcome(welcome));
+        self.announce(link, far);
         Ok(())
     }
 
@@ -286,9 +294,20 @@ impl<C: ControlPlane> Core<C> {
 
     /// A greeted stream becomes a link.
     pub fn adopt(&self, stream: LinkStream, far: Far, leftover: bytes::BytesMut) -> LinkId {
+        let link = self.link(stream, far, leftover);
+        self.announce(link, far);
+        link
+    }
+
+    fn link(&self, stream: LinkStream, far: Far, leftover: bytes::BytesMut) -> LinkId {
         let link = fresh_link();
         self.far.borrow_mut().insert(link, far);
         self.transport.adopt(stream, link, leftover);
+        link
+    }
+
+    /// Tells the shards here that somebody is there.
+    fn announce(&self, link: LinkId, far: Far) {
         if let Some(shards) = &self.shards {
             match far {
                 Far::Member(peer) => shards.on_link_up(link, Who::Member(peer)),
@@ -296,7 +315,6 @@ impl<C: ControlPlane> Core<C> {
                 Far::ServesUs(_) => {}
             }
         }
-        link
     }
 
     /// A link from the drivers here to the shards here.

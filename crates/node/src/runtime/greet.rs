@@ -118,12 +118,7 @@ async fn greet(stream: TcpStream) -> Result<Result<Greeted, Refused>> {
     }
 }
 
-/// Answers a hello.
-pub async fn welcome(stream: &mut NodeConn, welcome: Welcome) -> Result<()> {
-    within(timing::GREETING_LIMIT, write_one(stream, &Message::Welcome(welcome))).await
-}
-
-/// Connects, says hello and hears the welcome.
+/// Connects, and says hello and hears the welcome: each within the limit.
 pub async fn introduce(
     address: &str,
     hello: Hello,
@@ -131,24 +126,25 @@ pub async fn introduce(
     limit: Duration,
 ) -> Result<(NodeConn, Welcome, BytesMut)> {
     let mut leftover = BytesMut::with_capacity(Message::GREETING_BYTES_MAX);
-    let answer = within(limit, async {
+    let connecting = within(limit, async {
         let failed = |e: std::io::Error| match conn::is_refusal(&e) {
             true => Error::invalid(format!("{address}: {e}")),
             false => Error::retry(format!("{address} cannot be reached: {e}; is it running?")),
         };
-        let mut stream = NodeConn::connect(address).await.map_err(failed)?;
+        NodeConn::connect(address).await.map_err(failed)
+    });
+    let mut stream = connecting.await?;
+    let answer = within(limit, async {
         write_one(&mut stream, &Message::Hello(hello)).await?;
         let message = read_one(&mut stream, &mut leftover).await?;
-        Ok((stream, message))
+        Ok(message)
     });
     match answer.await? {
-        (stream, Message::Welcome(w)) if w.cluster == cluster || hello.role == Role::Control => {
-            Ok((stream, w, leftover))
-        }
-        (_, Message::Welcome(w)) => {
+        Message::Welcome(w) if w.cluster == cluster || hello.role == Role::Control => Ok((stream, w, leftover)),
+        Message::Welcome(w) => {
             Err(Error::invalid(format!("{address} belongs to another cluster ({}); check the cluster file", w.cluster)))
         }
-        (_, m) => Err(Error::corrupt(format!("{address} answered a hello with {}", m.name()))),
+        m => Err(Error::corrupt(format!("{address} answered a hello with {}", m.name()))),
     }
 }
 

@@ -51,6 +51,7 @@ impl Membership {
         if state.revision() == 0 {
             return Ok(());
         }
+        state.check_removed(self.node)?;
         let Some(authority) = state.joining().authority() else {
             return match self.authority {
                 Some(_) => Err(Error::invalid(
@@ -88,7 +89,7 @@ impl Membership {
     pub fn check_newest(&self, state: &State) -> Result<()> {
         self.check(state)?;
         let peers = self.kept.as_ref().map(Kept::peers).unwrap_or_default();
-        match peers.iter().find(|p| state.node(p.id).is_none()) {
+        match peers.iter().find(|p| state.node(p.id).is_none() && !state.is_removed(p.id)) {
             Some(lacks) => {
                 let alone = self.kept.as_ref().is_some_and(Kept::had_only_vote);
                 let way = if alone {
@@ -166,6 +167,7 @@ fn note_peers(kept: &Kept, node: NodeId, state: &State, only_vote: Option<bool>)
     kept.change(|file| {
         file.only_vote = only_vote.unwrap_or(file.only_vote);
         file.note_peers(peers);
+        file.peers.retain(|p| !state.is_removed(p.id));
     })
 }
 

@@ -1,6 +1,6 @@
 //! One node: its control plane, its workers, its listeners, from start to a clean stop.
 
-use super::greet::{Greeted, accept, welcome};
+use super::greet::{Greeted, accept};
 use super::membership::Membership;
 use super::thread::{Command, Disk, OpenWorker, WorkerHandle, WorkerSpec, open_worker};
 use crate::admin::{LocalFuture, LocalNode, Me, Plane, SeatOptions, Service, hear_seat, schedules, serve, turn_away};
@@ -109,7 +109,7 @@ async fn node(options: NodeOptions) -> Result<()> {
     if let Ok(false) = ended {
         tracing::info!(node = me.name, %listen, "up");
         tokio::task::spawn_local(keep_headroom(options.data.clone()));
-        (told, ended) = until_ended(&mut stop, &plane, &mut handles.workers).await;
+        (told, ended) = until_ended(&mut stop, (&membership, &plane), &mut handles.workers).await;
     }
     tell_of_end(&events, &me.name, &ended);
     end_when_told_again(stop);
@@ -152,10 +152,15 @@ fn service(
 }
 
 /// Waits until the node is told to stop, or has to.
-async fn until_ended(stop: &mut Stop, plane: &Plane, workers: &mut [WorkerHandle]) -> (signals::Told, Result<bool>) {
+async fn until_ended(
+    stop: &mut Stop,
+    (membership, plane): (&Membership, &Plane),
+    workers: &mut [WorkerHandle],
+) -> (signals::Told, Result<bool>) {
     tokio::select! {
         told = stop.told() => (told, Ok(false)),
         e = plane.is_old() => (signals::Told::StopWithAll, Err(e)),
+        e = contradiction(membership, plane) => (signals::Told::StopWithAll, Err(e)),
         // Other members can't tell a log that does nothing from one that is slow; a node that is gone, they can. And a log
         // that is opened again is read anew.
         e = out_of_use(workers) => (signals::Told::Stop, Err(e)),
@@ -502,7 +507,7 @@ pub fn not_yet(name: &str, knows_nothing: bool, was_in_use: bool) -> Error {
 /// Brings a connection to who it asks for: the seat, the control API, or one of the workers.
 async fn route(greeted: Greeted, door: &Door) -> Result<()> {
     let hello = greeted.hello;
-    let mut stream = greeted.stream;
+    let stream = greeted.stream;
     let may = match stream.admit(&hello, &door.plane.state()) {
         Ok(may) => may,
         Err(why) => {
@@ -512,6 +517,7 @@ async fn route(greeted: Greeted, door: &Door) -> Result<()> {
             };
             return match hello.role {
                 Role::Control => turn_away(stream, why).await,
+                Role::Seat if why.kind == ErrorKind::Fenced => turn_away(stream, why).await,
                 // An `Invalid` one would say that the leader knows no such member.
                 Role::Seat if why.kind == ErrorKind::Invalid => {
                     let why = Error::corrupt(format!("this node is refused: {}", why.text));
@@ -555,10 +561,9 @@ async fn route(greeted: Greeted, door: &Door) -> Result<()> {
     let worker = usize::from(hello.to_worker) % workers.commands.len();
     let me = service.me();
     let (start, to) = (me.start, worker as u16);
-    let answer = Welcome { cluster: me.cluster, node: me.id, start, worker: to, workers: me.workers };
-    welcome(&mut stream, answer).await?;
+    let welcome = Welcome { cluster: me.cluster, node: me.id, start, worker: to, workers: me.workers };
     let stream = stream.into_link().loosen()?;
-    let command = Command::Link { stream, hello, leftover: greeted.leftover };
+    let command = Command::Link { stream, hello, welcome, leftover: greeted.leftover };
     workers.commands[worker].send(command).map_err(|_| Error::retry("this node is stopping"))
 }
 

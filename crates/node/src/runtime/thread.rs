@@ -14,7 +14,7 @@ use freebs_control::{ControlPlane, State};
 use freebs_driver::Op;
 use freebs_format::Pin;
 use freebs_format::disk::{SEGMENTS_AT, SUPERBLOCK_BYTES, Superblock};
-use freebs_format::wire::Hello;
+use freebs_format::wire::{Hello, Welcome};
 use freebs_io::linux::net::{LooseLink, LooseStream, Transport};
 use freebs_io::linux::ring::Ring;
 use freebs_io::linux::{DeviceOptions, FileDevice, OsRandom, Poison, Pulse, SystemClock};
@@ -82,6 +82,7 @@ pub enum Command {
     Link {
         stream: LooseLink,
         hello: Hello,
+        welcome: Welcome,
         leftover: BytesMut,
     },
     /// Attach the volume for one more NBD connection (or count it, if it is attached here).

@@ -201,6 +201,9 @@ impl Prepared {
         args.extend(["--nbd".into(), self.nbd.to_string().into()]);
         args.extend(["--identity".into(), format!("{id}/{GATEWAY}").into()]);
         args.extend(["--cluster-id".into(), id.into()]);
+        if self.trusted_network {
+            args.push("--trusted-network".into());
+        }
         Ok(Spec { name: GATEWAY.into(), args, address: None, log: self.log(GATEWAY) })
     }
 

@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const BLOCK: usize = 4096;
-const BLOCKS: u64 = 4000;
+pub const BLOCKS: u64 = 4000;
 
-fn pattern(round: u64, block: u64) -> Vec<u8> {
+pub fn pattern(round: u64, block: u64) -> Vec<u8> {
     [(round * 7 + block) as u8; BLOCK].to_vec()
 }
 
 /// Writes all blocks over and over until it is told to stop: rounds, and the longest wait.
-fn write_on(client: &mut Client, stop: &AtomicBool) -> (u64, Duration) {
+pub fn write_on(client: &mut Client, stop: &AtomicBool) -> (u64, Duration) {
     let (mut round, mut longest) = (0, Duration::ZERO);
     loop {
         for block in 0..BLOCKS {

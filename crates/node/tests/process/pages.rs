@@ -20,15 +20,15 @@ const DIGITS: &str = "3f09";
 const TOOLS: &[&str] = &["nbdinfo", "nbdcopy"];
 
 #[derive(Debug, PartialEq, Eq)]
-struct Line {
+pub struct Line {
     /// Of the page, from 1 on.
-    number: usize,
-    command: String,
+    pub number: usize,
+    pub command: String,
     /// The page says that it prints this.
-    shown: Option<String>,
+    pub shown: Option<String>,
 }
 
-fn lines(page: &str) -> Vec<Line> {
+pub fn lines(page: &str) -> Vec<Line> {
     let (mut found, mut block): (Vec<Line>, Option<String>) = (Vec::new(), None);
     for (i, line) in page.lines().enumerate() {
         match (&mut block, line) {
@@ -51,7 +51,7 @@ fn lines(page: &str) -> Vec<Line> {
 }
 
 /// The text with `0` for each number and its unit, `#` for each identity, and one space between words.
-fn kind(text: &str) -> String {
+pub fn kind(text: &str) -> String {
     let is_identity = |w: &str| w.len() >= 12 && w.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
     let word = |w: &str| if is_identity(w) { "#".to_owned() } else { numbers(w) };
     let line = |l: &str| l.split_whitespace().map(word).collect::<Vec<_>>().join(" ");

@@ -22,7 +22,7 @@ mod tls;
 
 pub use encoder::Encoder;
 pub use reader::READ_BUFFER_BYTES;
-pub use stream::{Address, LinkStream, Listener, LooseLink, LooseStream, Stream, connect};
+pub use stream::{Address, LinkStream, Listener, LooseLink, LooseStream, Stream, connect, notice_silence};
 
 use super::turn::Turn;
 use crate::{LinkId, Outbox};

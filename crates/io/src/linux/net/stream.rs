@@ -7,7 +7,7 @@ use core::fmt;
 use freebs_types::{Error, Result};
 use std::future::Future;
 use std::io::{self, IoSlice};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::pin::pin;
@@ -88,7 +88,7 @@ impl Stream {
                 // Without it small answers wait for the acknowledgement of earlier ones. A socket that refuses is
                 // broken, which its next use will tell.
                 let _ = s.set_nodelay(true);
-                notice_silence(s.as_raw_fd());
+                notice_silence(&s);
                 let (r, w) = s.into_split();
                 (ReadHalf::Tcp(r), WriteHalf::Tcp(w))
             }
@@ -103,7 +103,7 @@ impl Stream {
 /// A link whose other side takes nothing for `TCP_SILENCE_MAX` is broken. The system by itself would try on for a quarter
 /// of an hour, at longer and longer intervals, and be silent for minutes after the network has come back; a new
 /// connection is through at once. What the options can't do (a socket that refuses them) is no loss.
-fn notice_silence(socket: RawFd) {
+pub fn notice_silence(socket: &impl AsRawFd) {
     let seconds = timing::TCP_SILENCE_MAX.as_secs() as libc::c_int;
     let options = [
         (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 1000 * seconds),
@@ -114,7 +114,7 @@ fn notice_silence(socket: RawFd) {
     for (level, name, value) in options {
         let size = size_of_val(&value) as libc::socklen_t;
         // SAFETY: the value outlives the call, which reads `size` bytes of it.
-        unsafe { libc::setsockopt(socket, level, name, (&raw const value).cast(), size) };
+        unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), size) };
     }
 }
 

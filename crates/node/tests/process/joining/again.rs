@@ -1,7 +1,7 @@
 //! Starts of nodes that have lost something: a cluster is founded once, and no command leaves what the next one can't read.
 
 use super::encrypted::certified;
-use super::{done, edit, refused};
+use super::{done, edit, refused, start_refused, three};
 use crate::support::nbd::Client;
 use crate::support::servers::Servers;
 use crate::support::tools::{self, told, wait_for};
@@ -22,26 +22,6 @@ fn lose(data: &Path, begins: &[&str]) {
 
 fn file_of(s: &Servers, name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(s.data(name).join("cluster.json")).expect("a file")).expect("JSON")
-}
-
-/// A start of a node that must end by itself, and say these words.
-#[track_caller]
-fn start_refused(s: &Servers, name: &str, more: &[&str], words: &[&str]) {
-    let mut cmd = s.freebs();
-    cmd.arg("node").arg("--data").arg(s.data(name)).args(more);
-    refused(&tools::output(&mut cmd, PATIENCE), words);
-}
-
-/// Three nodes that have joined, with a volume on all of them.
-fn three() -> Servers {
-    let mut s = Servers::begin(3);
-    for (i, name) in ["b", "c"].into_iter().enumerate() {
-        done(&s.join("a", &s.token("10min"), name, &[]));
-        s.start(name);
-        s.wait_up(i + 2);
-    }
-    s.json(&["volume", "create", "data", "--size", "16M"]);
-    s
 }
 
 /// The first node knew nobody: it began the same cluster a second time, alone, or could never come back.

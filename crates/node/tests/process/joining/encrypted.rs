@@ -1,7 +1,7 @@
 //! Nodes of a cluster with an authority speak TLS with each other: who listens on the way reads nothing, and who can't show
 //! that it is a member is refused.
 
-use super::{BLOCK, Servers, Weight, done, edit, refused, turn};
+use super::{BLOCK, Servers, Weight, done, edit, refused, start_refused, three, turn};
 use crate::support::PATIENCE;
 use crate::support::cluster::free_ports;
 use crate::support::nbd::{Client, Op, Place};
@@ -183,7 +183,7 @@ fn the_same_look_finds_what_is_plain() {
     assert_eq!(seen.counts().0, 0);
 }
 
-fn hello(cluster: ClusterId, role: Role, node: u64) -> Vec<u8> {
+pub fn hello_from(cluster: ClusterId, role: Role, node: u64) -> Vec<u8> {
     let mut out = BytesMut::new();
     let (node, start) = (NodeId(node), StartNumber(9));
     Message::Hello(Hello { cluster, role, node, start, from_worker: 0, to_worker: 0 }).encode(&mut out);
@@ -207,7 +207,7 @@ fn answer(mut stream: impl Read) -> Option<Message> {
     }
 }
 
-fn dial(at: &str) -> TcpStream {
+pub fn dial(at: &str) -> TcpStream {
     let stream = TcpStream::connect(at).expect("it listens");
     stream.set_read_timeout(Some(crate::support::PATIENCE)).expect("set");
     stream
@@ -249,6 +249,30 @@ pub fn certified(s: &Servers, node: u64, key_of: &str) -> Vec<u8> {
     certify(&k.authority, k.cluster, NodeId(node), &public).expect("certified")
 }
 
+/// Somebody who has all that a node had.
+pub struct Rogue(Caller);
+
+impl Rogue {
+    /// A connection as that node, which is given up if nothing comes for a while.
+    pub fn connect(&self, at: &str) -> impl Read + Write + use<> {
+        let tls = rustls::ClientConnection::new(self.0.config(), self.0.any_node()).expect("a client");
+        let stream = dial(at);
+        stream.set_read_timeout(Some(Duration::from_millis(150))).expect("set");
+        rustls::StreamOwned::new(tls, stream)
+    }
+}
+
+/// The cluster, and somebody with the key and the certificate of one of its nodes.
+pub fn member(s: &Servers, name: &str, node: u64) -> (ClusterId, Rogue) {
+    let k = known(s);
+    let bytes = std::fs::read(s.data(name).join("node-key")).expect("a key");
+    let (seed, public) = SigningKeyFile::decode(&bytes, KeyOf::Node, k.cluster).expect("a key");
+    let certificate = certify(&k.authority, k.cluster, NodeId(node), &public).expect("certified");
+    let key = SigningKey::new(&seed).expect("a key");
+    let tls = Tls::new(k.cluster, &k.authority.public(), &key, certificate).expect("a key");
+    (k.cluster, Rogue(tls.caller().clone()))
+}
+
 fn key(byte: u8) -> SigningKey {
     SigningKey::new(&Hash32([byte; 32])).expect("a key")
 }
@@ -271,7 +295,7 @@ fn who_is_no_member_is_refused_by_each_door() {
     // Plain: commands alone are heard, and nobody who says that it is a node.
     let plain = |role, node| {
         let mut stream = dial(&at);
-        stream.write_all(&hello(k.cluster, role, node)).expect("said");
+        stream.write_all(&hello_from(k.cluster, role, node)).expect("said");
         answer(stream)
     };
     assert!(matches!(plain(Role::Control, 0), Some(Message::Welcome(_))));
@@ -285,20 +309,20 @@ fn who_is_no_member_is_refused_by_each_door() {
     // Of another authority, or another cluster: there is no answer at all.
     for bad in [caller(&k, &key(1), k.cluster, 2), caller(&k, &k.authority, ClusterId([8; 16]), 2)] {
         for role in [Role::Node, Role::Seat, Role::Control, Role::Driver] {
-            assert!(say(&at, &bad, &hello(k.cluster, role, 2)).is_none(), "{role:?}");
+            assert!(say(&at, &bad, &hello_from(k.cluster, role, 2)).is_none(), "{role:?}");
         }
     }
     // Certified once, and not with the key that the cluster knows the member by; or as another node.
     let welcome = |answer: Option<Message>| matches!(answer, Some(Message::Welcome(_)));
     let (stolen, unknown) = (caller(&k, &k.authority, k.cluster, 2), caller(&k, &k.authority, k.cluster, 9));
     for role in [Role::Node, Role::Seat, Role::Control, Role::Driver] {
-        assert!(!welcome(say(&at, &stolen, &hello(k.cluster, role, 2))), "{role:?}");
-        assert!(!welcome(say(&at, &unknown, &hello(k.cluster, role, 2))), "{role:?}");
+        assert!(!welcome(say(&at, &stolen, &hello_from(k.cluster, role, 2))), "{role:?}");
+        assert!(!welcome(say(&at, &unknown, &hello_from(k.cluster, role, 2))), "{role:?}");
     }
     // Without a certificate one thing may be asked for.
     let nobody = Caller::to_join(k.cluster, &k.authority.public()).expect("a caller");
-    assert!(welcome(say(&at, &nobody, &hello(k.cluster, Role::Control, 0))));
-    assert!(!welcome(say(&at, &nobody, &hello(k.cluster, Role::Node, 2))));
+    assert!(welcome(say(&at, &nobody, &hello_from(k.cluster, Role::Control, 0))));
+    assert!(!welcome(say(&at, &nobody, &hello_from(k.cluster, Role::Node, 2))));
     s.wait_up(2);
 }
 
@@ -350,4 +374,26 @@ fn a_node_of_another_cluster_is_refused_and_both_say_why() {
     done(&s.join("a", &s.token("10min"), "b", &[]));
     s.start("b");
     s.wait_up(2);
+}
+
+/// Nothing in the file is secret, and who has the node's key can have it again.
+#[test]
+fn a_lost_certificate_is_had_again_with_a_token() {
+    let _turn = turn(Weight::Loaded);
+    let mut s = three();
+    s.kill("b");
+    let path = s.data("b").join("node-certificate");
+    let certificate = std::fs::read(&path).expect("a file");
+    std::fs::remove_file(&path).expect("removed");
+    start_refused(&s, "b", &[], &["node-certificate is gone", "freebs node join", "freebs cluster token"]);
+    // Another node's directory is none, nor is one that lacks nothing.
+    refused(&s.join("a", &s.token("10min"), "c", &[]), &["is the data directory of c"]);
+    let token = s.token("10min");
+    done(&s.join("c", &token, "b", &[]));
+    assert_eq!(std::fs::read(&path).expect("a file"), certificate);
+    s.start("b");
+    assert_eq!(s.wait_up(3).len(), 3, "it is no new node");
+    std::fs::remove_file(s.data("c").join("node-certificate")).expect("removed");
+    s.kill("c");
+    refused(&s.join("a", &token, "c", &[]), &["the token was used by b already"]);
 }

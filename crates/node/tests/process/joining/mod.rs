@@ -3,13 +3,16 @@
 mod again;
 mod copies;
 mod encrypted;
+mod hostile;
+mod machines;
 mod page;
+mod removed;
 mod tokens;
 
 use crate::support::nbd::{Client, Op};
 use crate::support::servers::Servers;
-use crate::support::tools::{told, wait_for};
-use crate::support::{Weight, turn};
+use crate::support::tools::{self, told, wait_for};
+use crate::support::{PATIENCE, Weight, turn};
 use serde_json::Value;
 use std::process::Output;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -37,6 +40,26 @@ fn edit(s: &Servers, name: &str, how: impl FnOnce(&mut Value)) {
     let mut file = serde_json::from_slice(&std::fs::read(&path).expect("a file")).expect("JSON");
     how(&mut file);
     std::fs::write(&path, file.to_string()).expect("written");
+}
+
+/// A start of a node that must end by itself, and say these words.
+#[track_caller]
+fn start_refused(s: &Servers, name: &str, more: &[&str], words: &[&str]) {
+    let mut cmd = s.freebs();
+    cmd.arg("node").arg("--data").arg(s.data(name)).args(more);
+    refused(&tools::output(&mut cmd, PATIENCE), words);
+}
+
+/// Three nodes that have joined, with a volume on all of them.
+fn three() -> Servers {
+    let mut s = Servers::begin(3);
+    for (i, name) in ["b", "c"].into_iter().enumerate() {
+        done(&s.join("a", &s.token("10min"), name, &[]));
+        s.start(name);
+        s.wait_up(i + 2);
+    }
+    s.json(&["volume", "create", "data", "--size", "16M"]);
+    s
 }
 
 fn member_names(v: &Value) -> Vec<String> {

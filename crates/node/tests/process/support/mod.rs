@@ -9,6 +9,7 @@ pub mod device;
 pub mod gateway;
 pub mod image;
 pub mod load;
+pub mod machines;
 pub mod nbd;
 pub mod oracle;
 pub mod plane;

@@ -175,6 +175,12 @@ impl Servers {
         self.processes.push((name.to_owned(), cmd.spawn().expect("it starts")));
     }
 
+    /// The number of the process of a node.
+    #[must_use]
+    pub fn pid(&self, name: &str) -> u32 {
+        self.processes.iter().find(|(n, _)| n == name).expect("it runs").1.id()
+    }
+
     /// Ends a process at once.
     pub fn kill(&mut self, name: &str) {
         let at = self.processes.iter().position(|(n, _)| n == name).expect("it runs");
