@@ -376,7 +376,7 @@ impl Host {
 
     fn on_peer_message(&mut self, from: LinkId, peer: Peer, message: Message) {
         match message {
-            Message::Frames { forward, frames } => self.on_frames(&forward, frames),
+            Message::Frames { forward, frames } => self.on_frames(peer, &forward, frames),
             Message::Durable(items) => {
                 for i in items {
                     self.with(i.shard, |r, ctx| r.head_member_durable(ctx, peer.node, &i));
@@ -384,7 +384,7 @@ impl Host {
             }
             Message::Heartbeat(items) => {
                 for i in items {
-                    self.with(i.shard, |r, ctx| r.on_heartbeat(ctx, peer, &i));
+                    self.with(i.shard, |r, ctx| r.hear_heartbeat(ctx, peer, &i));
                 }
             }
             Message::Seal { shard, view, pred, slice } => {
@@ -406,7 +406,7 @@ impl Host {
                 });
             }
             Message::SyncReply(r) => {
-                self.with(r.shard, |x, ctx| x.on_sync_reply(ctx, r));
+                self.with(r.shard, |x, ctx| x.hear_sync_reply(ctx, peer, r));
             }
             Message::Nudge { shard, view } => {
                 let known = self.with(shard, |r, ctx| r.on_nudge(ctx, from, view));
@@ -440,7 +440,7 @@ impl Host {
     }
 
     /// Frames go on along their route first: passing on does not wait for the own disk.
-    fn on_frames(&mut self, forward: &[NodeId], frames: Vec<Frame>) {
+    fn on_frames(&mut self, from: Peer, forward: &[NodeId], frames: Vec<Frame>) {
         for frame in frames {
             let shard = frame.head.shard();
             if frame.header().cluster_id() != self.config.cluster || frame.head.kind() == FrameKind::Mark {
@@ -454,7 +454,7 @@ impl Host {
                     self.out.frame(peer, rest, frame.clone());
                 }
             }
-            self.with(shard, |r, ctx| r.on_frame(ctx, frame));
+            self.with(shard, |r, ctx| r.hear_frame(ctx, from, frame));
         }
     }
 

@@ -13,6 +13,7 @@ mod cuts;
 mod event;
 mod flatten;
 mod forks;
+mod guard;
 mod head;
 mod host;
 mod learn;

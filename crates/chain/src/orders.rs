@@ -31,6 +31,7 @@ use std::collections::BTreeMap;
 mod cuts;
 mod forced;
 mod forks;
+mod guard;
 mod leases;
 mod leaving;
 mod past;

@@ -17,12 +17,13 @@ use crate::timing;
 use freebs_format::wire::{MapPoint, Message, SyncMode, SyncReply, SyncRequest};
 use freebs_io::LinkId;
 use freebs_lsvd::{EventKind, KeptState, MarkChange, Record};
-use freebs_types::{Nanos, Sequence, Version, ViewNumber};
+use freebs_types::{Nanos, Peer, Sequence, Version, ViewNumber};
 
 /// A question that has no answer yet.
 #[derive(Clone, Copy, Debug)]
 struct Question {
     id: u64,
+    to: Option<Peer>,
     view: ViewNumber,
     at: Nanos,
 }
@@ -77,6 +78,13 @@ impl Regain {
     }
 }
 
+impl Regain {
+    /// True if this node was put that question.
+    pub fn is_asked(&self, peer: Peer, id: u64) -> bool {
+        self.asked.is_some_and(|q| q.id == id && q.to == Some(peer))
+    }
+}
+
 impl Replica {
     /// Asks another member for a piece of the past, if history is not whole here.
     pub fn regain_tick(&mut self, ctx: &mut Ctx<'_>) {
@@ -119,7 +127,7 @@ impl Replica {
         let (until, map_from) = (fetching.until, fetching.from);
         let view = self.view_number().max(self.promise());
         let (id, shard) = (ctx.ticket(), self.id);
-        self.regain.asked = Some(Question { id, view, at: ctx.now });
+        self.regain.asked = Some(Question { id, to: ctx.peers.owner(link), view, at: ctx.now });
         let (names, past) = (Vec::new(), self.whole_from);
         let request =
             SyncRequest { shard, view, id, names, until, map_from, map_since: until, lost: true, fetch: false, past };

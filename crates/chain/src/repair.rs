@@ -133,6 +133,11 @@ impl Turns {
 }
 
 impl Damage {
+    /// True if this node was put that question.
+    pub fn is_asked(&self, peer: Peer, id: u64) -> bool {
+        self.asking.is_some_and(|a| a.id == id && a.to == peer)
+    }
+
     pub fn new(holes: Vec<Hole>, suspect_tail: bool) -> Self {
         Self { holes, suspect_tail, ..Self::default() }
     }

@@ -165,12 +165,13 @@ Examples:
   freebs up --nbd unix:/run/freebs.sock --no-restart
 
 It prints one line beginning with 'ready' when volumes can be used, and runs until Ctrl-C. Started again on the same
-data, it goes on with it. Number of nodes, size of devices, workers and segments are fixed at the first start.";
+data, it goes on with it. Size of devices, workers and segments are fixed at the first start. Nodes can become more: with --nodes on
+the data of a cluster that runs, they come to it while it is in use.";
 
 #[derive(Debug, Args)]
 #[command(after_help = UP_HELP)]
 pub struct UpArgs {
-    /// Nodes to run [default: 3, or as before]
+    /// Nodes to run, as many as before or more [default: 3, or as before]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub nodes: Option<u16>,
 

@@ -16,10 +16,11 @@ use crate::files;
 use crate::timing;
 use child::{Child, Event, Spec};
 use freebs_control::api::Status;
-use freebs_types::{Error, Result};
+use freebs_types::{Error, ErrorKind, Result};
 use prepare::Prepared;
 use serde::Serialize;
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::ExitCode;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -33,7 +34,10 @@ const URIS_MAX: usize = 8;
 
 /// Runs until it is told to stop.
 pub fn up(args: UpArgs, output: &Output) -> Result<ExitCode> {
-    let prepared = prepare::prepare(&args, output)?;
+    let prepared = match (prepare::prepare(&args, output), args.nodes) {
+        (Err(e), Some(nodes)) if e.kind == ErrorKind::Busy => return grow(&args.data, nodes, e, output),
+        (prepared, _) => prepared?,
+    };
     crate::cli::block_on(async {
         let mut cluster = Cluster::start(prepared, &args, output)?;
         let result = cluster.run().await;
@@ -42,8 +46,23 @@ pub fn up(args: UpArgs, output: &Output) -> Result<ExitCode> {
     })
 }
 
+/// Has the `freebs up` that runs on the data directory run so many nodes.
+fn grow(data: &Path, nodes: u16, busy: Error, output: &Output) -> Result<ExitCode> {
+    #[derive(Serialize)]
+    struct Grown {
+        nodes: u16,
+    }
+    socket::Supervisor::of_data(data).map_err(|_| busy)?.ask(&socket::Request::Grow { nodes })?;
+    output.show(&Grown { nodes }, |g| {
+        format!("the cluster in {} has {} nodes now; `freebs status` shows how they come up", data.display(), g.nodes)
+    });
+    Ok(ExitCode::SUCCESS)
+}
+
 struct Cluster<'a> {
     prepared: Prepared,
+    restarts: bool,
+    tell: mpsc::Sender<Event>,
     output: &'a Output,
     stop: Stop,
     nodes: Vec<Child>,
@@ -69,6 +88,8 @@ impl<'a> Cluster<'a> {
         let ready = ready::wait(&prepared, args);
         Ok(Self {
             prepared,
+            restarts: !args.no_restart,
+            tell,
             output,
             stop,
             nodes,
@@ -132,8 +153,15 @@ impl<'a> Cluster<'a> {
     }
 
     /// `freebs node start|stop`; answered when it is done, which others do not wait for.
-    fn on_request(&self, asked: socket::Asked) {
-        let name = asked.request.node();
+    fn on_request(&mut self, asked: socket::Asked) {
+        let name = match &asked.request {
+            socket::Request::Start { node } | socket::Request::Stop { node } => node,
+            socket::Request::Grow { nodes } => {
+                let grown = self.grow(usize::from(*nodes));
+                let _ = asked.answer.send(grown.map(|()| socket::Reply { pid: None, address: None }));
+                return;
+            }
+        };
         let found = self.nodes.iter().chain(std::iter::once(&self.gateway)).find(|c| c.name() == name);
         let Some(child) = found.map(Child::handle) else {
             let names: Vec<&str> = self.nodes.iter().map(Child::name).collect();
@@ -145,11 +173,19 @@ impl<'a> Cluster<'a> {
             let result = match asked.request {
                 socket::Request::Start { .. } => child.start().await.map(Some),
                 // It hands its heads over itself.
-                socket::Request::Stop { .. } => child.stop().await.map(|()| None),
+                _ => child.stop().await.map(|()| None),
             };
             let reply = result.map(|pid| socket::Reply { pid, address: child.address.clone() });
             let _ = asked.answer.send(reply);
         });
+    }
+
+    fn grow(&mut self, nodes: usize) -> Result<()> {
+        for spec in self.prepared.grow(nodes)? {
+            self.output.note(&format!("{} comes to the cluster", spec.name));
+            self.nodes.push(Child::start(spec, self.restarts, self.tell.clone()));
+        }
+        Ok(())
     }
 
     fn say_ready(&self, status: &Status) {

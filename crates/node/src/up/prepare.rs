@@ -124,6 +124,33 @@ fn first(args: &UpArgs, data: &Path, path: &Path) -> Result<ClusterFile> {
     Ok(file)
 }
 
+/// So many nodes are in the file from now on; true if there were fewer. `Invalid` if there were more, unless 0 are asked for.
+fn grow(file: &mut ClusterFile, nodes: usize) -> Result<bool> {
+    let has = file.nodes.len();
+    if nodes < has && nodes > 0 {
+        return Err(Error::invalid(format!(
+            "the cluster has {has} nodes, and nodes of a local cluster are not taken away; leave out --nodes {nodes}, or begin a \
+             new cluster in another directory with --data"
+        )));
+    }
+    let first = file.first();
+    let (mut listen, workers) = (resolve(&first.address)?, first.workers);
+    let parent = first.data.parent().unwrap_or(&first.data).to_owned();
+    let ports = file.nodes.iter().filter_map(|n| resolve(&n.address).ok()).map(|a| a.port());
+    let numbers = file.nodes.iter().map(|n| n.id.0);
+    let (mut port, mut id) = (ports.max().unwrap_or_default(), numbers.max().unwrap_or_default());
+    for _ in has..nodes {
+        port = port.checked_add(1).ok_or_else(|| Error::invalid(format!("there is no port behind {port}")))?;
+        listen.set_port(port);
+        id += 1;
+        let name = format!("node{id}");
+        let data = parent.join(&name);
+        file.nodes.push(ClusterNode { id: NodeId(id), data, name, address: listen.to_string(), workers });
+    }
+    file.check()?;
+    Ok(nodes > has)
+}
+
 /// A cluster that is there: what was fixed stays, and who asks for something else is told so.
 fn again(mut file: ClusterFile, args: &UpArgs, path: &Path) -> Result<ClusterFile> {
     let fixed = |option: &str, asked: String, has: String| {
@@ -133,8 +160,8 @@ fn again(mut file: ClusterFile, args: &UpArgs, path: &Path) -> Result<ClusterFil
             path.parent().unwrap_or(path).display()
         )))
     };
-    if let Some(n) = args.nodes.filter(|n| usize::from(*n) != file.nodes.len()) {
-        return fixed("--nodes", n.to_string(), file.nodes.len().to_string());
+    if grow(&mut file, args.nodes.map_or(0, usize::from))? {
+        cluster_file::save(&file, path)?;
     }
     let device = file.device_size.unwrap_or(DEFAULT_DEVICE_BYTES);
     if let Some(asked) = args.device_size.filter(|d| *d != device) {
@@ -191,6 +218,20 @@ impl Prepared {
             Spec { name: node.name.clone(), args, address: Some(node.address.clone()), log: self.log(&node.name) }
         };
         Ok(self.cluster.nodes.iter().map(spec).collect())
+    }
+
+    /// Nodes that are to run beside those before, in the cluster file from now on.
+    pub fn grow(&mut self, nodes: usize) -> Result<Vec<Spec>> {
+        let (has, mut file) = (self.cluster.nodes.len(), self.cluster.clone());
+        if !grow(&mut file, nodes)? {
+            return Ok(Vec::new());
+        }
+        for node in &file.nodes[has..] {
+            probe(&node.address, Instant::now()).map_err(|e| bind_error(&node.name, &node.address, "--listen", &e))?;
+        }
+        cluster_file::save(&file, &self.data.join(CLUSTER_FILE))?;
+        self.cluster = file;
+        Ok(self.node_specs()?.split_off(has))
     }
 
     pub fn gateway_spec(&self) -> Result<Spec> {
@@ -326,7 +367,7 @@ mod tests {
         let data = dir.path().join("d");
         drop(prepare(&args(&data, port), &QUIET).unwrap());
         let refused = |a: UpArgs| prepare(&a, &QUIET).unwrap_err().to_string();
-        assert!(refused(UpArgs { nodes: Some(5), ..args(&data, port) }).contains("--nodes 3"));
+        assert!(refused(UpArgs { nodes: Some(2), ..args(&data, port) }).contains("leave out --nodes 2"));
         assert!(
             refused(UpArgs { device_size: Some(1 << 30), ..args(&data, port) }).contains("leave out --device-size 1G")
         );

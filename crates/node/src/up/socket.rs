@@ -21,16 +21,16 @@ const NAME: &str = "up.sock";
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
 pub enum Request {
-    Start { node: String },
-    Stop { node: String },
-}
-
-impl Request {
-    pub fn node(&self) -> &str {
-        match self {
-            Self::Start { node } | Self::Stop { node } => node,
-        }
-    }
+    Start {
+        node: String,
+    },
+    Stop {
+        node: String,
+    },
+    /// From now on it runs so many nodes, at least as many as before.
+    Grow {
+        nodes: u16,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -229,7 +229,7 @@ mod tests {
                 (one, ask_of(Some(&there), None, &Request::Stop { node: "b".into() }))
             });
             let first = requests.recv().await.unwrap();
-            assert_eq!(first.request.node(), "a");
+            assert!(matches!(&first.request, Request::Start { node } if node == "a"));
             let reply = Reply { pid: Some(7), address: Some("127.0.0.1:1".into()) };
             first.answer.send(Ok(reply.clone())).unwrap();
             let second = requests.recv().await.unwrap();

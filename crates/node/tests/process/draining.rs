@@ -2,7 +2,7 @@
 
 use crate::support::cluster::{Cluster, Setup};
 use crate::support::nbd::Client;
-use crate::support::tools::{say, told};
+use crate::support::tools::{say, told, wait_for};
 use crate::support::{Weight, turn};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -131,5 +131,44 @@ fn all_nodes_are_started_again_under_load() {
     assert!(out.status.code() == Some(1) && told(&out).contains("node3 is down"), "{}", told(&out));
     assert_eq!(c.nodes().len(), 2);
     drop(client);
+    c.stop();
+}
+
+/// From one node to three to five, while a client writes.
+#[test]
+fn a_local_cluster_grows_while_it_is_used() {
+    let _turn = turn(Weight::Loaded);
+    let mut c = Cluster::up(Setup { volume: None, nodes: 1, ..Setup::default() });
+    c.json(&["volume", "create", "data", "--size", "64M"]);
+    let mut client = Client::connect(&c.place, "data", true).expect("a client");
+    let (stop, data) = (AtomicBool::new(false), c.data().display().to_string());
+    let (rounds, longest) = std::thread::scope(|s| {
+        let writes = s.spawn(|| write_on(&mut client, &stop));
+        for nodes in ["3", "5"] {
+            let grown = c.json(&["up", "--data", &data, "--nodes", nodes]);
+            assert_eq!(grown["nodes"].as_u64(), nodes.parse().ok(), "{grown}");
+            wait_for("nodes and votes", || {
+                let status = c.status();
+                let all = status["nodes"].as_array()?;
+                let votes = all.iter().filter(|n| n["state"] == "up" && n["votes"] == true).count();
+                (votes.to_string() == nodes).then_some(())
+            });
+        }
+        stop.store(true, Ordering::Relaxed);
+        writes.join().expect("no write fails")
+    });
+    say(&format!("measured: one node became five, a client waited for {longest:.1?} at most"));
+    let out = c.cli(&["up", "--data", &data, "--nodes", "2"]);
+    assert!(out.status.code() == Some(1) && told(&out).contains("are not taken away"), "{}", told(&out));
+    c.json(&["volume", "create", "wide", "--size", "64M", "--copies", "5"]);
+    for block in 0..BLOCKS {
+        assert!(client.read(block * BLOCK as u64, BLOCK as u32) == pattern(rounds - 1, block), "block {block}");
+    }
+    drop(client);
+    // The next start has all of them.
+    c.stop();
+    c.start();
+    assert_eq!(c.nodes().len(), 5);
+    c.wait_healthy("wide");
     c.stop();
 }

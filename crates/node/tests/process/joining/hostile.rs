@@ -7,8 +7,8 @@ use crate::support::nbd::{Client, Op};
 use crate::support::tools::{say, wait_for};
 use bytes::{Bytes, BytesMut};
 use freebs_format::wire::{
-    DurableItem, FrameName, Given, HeartbeatItem, MapPoint, Message, ReadRequest, Role, SealAnswer, SyncMode, SyncReply,
-    SyncRequest, WriteRequest,
+    DurableItem, FrameName, Given, HeartbeatItem, MapPoint, Message, ReadRequest, Role, SealAnswer, SyncMode,
+    SyncReply, SyncRequest, WriteRequest,
 };
 use freebs_format::{Extent, ExtentKind, Frame, FrameBuilder, FrameKind, FrameMeta, Pin, UpdateKind};
 use freebs_types::{
@@ -98,18 +98,18 @@ fn as_driver() -> Vec<Row> {
         ("attach: many of them", invented(|s| attach(s, 1))),
         ("attach: a generation of the future", vec![attach(SHARD, FAR), attach(SHARD, u64::MAX)]),
         ("attach: of another driver", vec![attach(SHARD, 1), attach(SHARD, 0)]),
-        ("follow: many invented shards", invented(|shard| {
-            Message::Follow { shard, generation: Generation(1), driver: DriverId(9) }
-        })),
+        (
+            "follow: many invented shards",
+            invented(|shard| Message::Follow { shard, generation: Generation(1), driver: DriverId(9) }),
+        ),
         ("lease: of the future, and many", [vec![lease(SHARD)], invented(lease)].concat()),
         ("detach: another's", vec![Message::Detach { shard: SHARD, generation: Generation(1), driver: DriverId(9) }]),
         ("write: no attachment", vec![write(SHARD, 1, 1), write(SHARD, 2, 2), write(SHARD, FAR, FAR)]),
         ("write: many invented shards", invented(|s| write(s, 1, 1))[..500].to_vec()),
-        ("read: invented, past the end, of the future", vec![
-            read(INVENTED, 0, 1, 0),
-            read(SHARD, u32::MAX - 1, 1, 0),
-            read(SHARD, 0, 256, FAR),
-        ]),
+        (
+            "read: invented, past the end, of the future",
+            vec![read(INVENTED, 0, 1, 0), read(SHARD, u32::MAX - 1, 1, 0), read(SHARD, 0, 256, FAR)],
+        ),
     ]
 }
 
@@ -179,18 +179,20 @@ fn as_member(cluster: ClusterId) -> Vec<Row> {
             let many = invented(|s| Message::Heartbeat(vec![beat(s)]));
             [vec![Message::Heartbeat(vec![beat(SHARD), beat(INVENTED)])], many].concat()
         }),
-        ("durable: of views and shards that there are not", vec![Message::Durable(vec![
-            durable(INVENTED, 1),
-            durable(SHARD, FAR),
-            durable(SHARD, 0),
-        ])]),
+        (
+            "durable: of views and shards that there are not",
+            vec![Message::Durable(vec![durable(INVENTED, 1), durable(SHARD, FAR), durable(SHARD, 0)])],
+        ),
         ("sync: invented, and without a common frame", vec![sync(INVENTED, vec![name]), sync(SHARD, vec![name; 8])]),
         ("sync: many invented shards", invented(|s| sync(s, Vec::new()))),
-        ("sync reply: nobody asked", vec![
-            reply(SyncMode::Level, Vec::new()),
-            reply(SyncMode::MapEnd, vec![frame(cluster, SHARD, 1, 2)]),
-            reply(SyncMode::Frames, vec![frame(cluster, SHARD, 2, 3)]),
-        ]),
+        (
+            "sync reply: nobody asked",
+            vec![
+                reply(SyncMode::Level, Vec::new()),
+                reply(SyncMode::MapEnd, vec![frame(cluster, SHARD, 1, 2)]),
+                reply(SyncMode::Frames, vec![frame(cluster, SHARD, 2, 3)]),
+            ],
+        ),
         ("nudge: many invented shards", invented(|shard| Message::Nudge { shard, view: ViewNumber(FAR) })),
     ]
 }
@@ -272,7 +274,8 @@ fn hostile_messages_change_nothing_and_nobody_notices() {
         }
         user.goes_on(name);
     }
-    let grown = ["a", "c"].iter().zip(before).map(|(n, before)| memory(&s, n).saturating_sub(before)).max().unwrap_or(0);
+    let grown =
+        ["a", "c"].iter().zip(before).map(|(n, before)| memory(&s, n).saturating_sub(before)).max().unwrap_or(0);
     say(&format!("measured: {} hostile rows, memory of a node grew by {} KiB", rows.len(), grown >> 10));
     assert!(grown < GROWTH_MAX, "{grown} bytes");
     s.start("b");

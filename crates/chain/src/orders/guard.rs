@@ -1,0 +1,60 @@
+//! A member that somebody has taken over stops nobody else, and takes nothing from them.
+
+use super::*;
+use freebs_format::wire::HeartbeatItem;
+
+/// A member with four frames, the first of which opens the view, and another frame with the third one's place.
+fn follower() -> (Scene, Frame) {
+    let (mut s, mut c) = (Scene::new(2), Chain::new());
+    s.take(c.open(1));
+    let first = c.data(BLOCK);
+    s.take(first);
+    let mut forger = Chain { view: c.view, last: c.last, token: c.token, committed: 0 };
+    let forged = forger.data(2 * BLOCK);
+    for _ in 0..2 {
+        s.take(c.data(BLOCK));
+    }
+    s.durable(4);
+    (s, forged)
+}
+
+#[test]
+fn a_frame_that_differs_stops_a_member_by_the_heads_word_alone() {
+    let (mut s, forged) = follower();
+    let last = s.r.last;
+    let of = forged.clone();
+    let (_, actions) = s.play(|r, ctx| r.hear_frame(ctx, peer(3), of));
+    assert!(s.r.stopped.is_none() && s.r.last == last, "another member may have made it up");
+    assert_eq!(sync_requests(&actions).len(), 1, "the head is asked");
+    let of = forged.clone();
+    let (_, actions) = s.play(|r, ctx| r.hear_frame(ctx, peer(3), of));
+    assert!(sync_requests(&actions).is_empty(), "once");
+    s.play(|r, ctx| r.hear_frame(ctx, peer(1), forged));
+    assert!(s.r.stopped.is_some(), "W6");
+}
+
+#[test]
+fn only_the_head_says_what_is_committed_and_only_the_asked_one_answers() {
+    let (mut s, _) = follower();
+    let beat = HeartbeatItem {
+        shard: SHARD,
+        view: ViewNumber(1),
+        last: Sequence(4),
+        committed: Sequence(4),
+        keep: Sequence(4),
+    };
+    let before = s.r.committed;
+    let (_, actions) = s.play(|r, ctx| r.hear_heartbeat(ctx, peer(3), &beat));
+    assert!(s.r.committed == before && !actions.iter().any(|a| matches!(a, Action::Keep { .. })));
+    s.play(|r, ctx| r.ask(ctx, peer(1), ViewNumber(1), Sequence(u64::MAX)));
+    let id = s.r.asking.expect("it asks").id;
+    let (view, mode, common) = (ViewNumber(1), SyncMode::Level, Sequence(1));
+    let cuts = SyncReply { shard: SHARD, view, id, mode, common, map_next: MapPoint::NONE, frames: Vec::new() };
+    let of = cuts.clone();
+    s.play(|r, ctx| r.hear_sync_reply(ctx, peer(3), of));
+    assert_eq!(s.r.last.sequence, Sequence(4), "it was not asked");
+    s.play(|r, ctx| r.hear_heartbeat(ctx, peer(1), &beat));
+    assert_eq!(s.r.committed, Sequence(4));
+    s.play(|r, ctx| r.hear_sync_reply(ctx, peer(1), cuts));
+    assert!(s.r.stopped.is_some(), "what is committed is never cut");
+}
