@@ -1,12 +1,14 @@
 //! Words that only some of the members may say: one that somebody has taken over must not stop the others, nor cut what they have.
 //!
-//! A frame that continues a log shows by its token that a head made it, whoever passes it on. All else here is believed for who
-//! says it.
+//! A frame that continues a log shows by its token that a head made one like it, whoever passes it on: of what lies behind its checksums
+//! only the head could say more, and an audit does. All else here is believed for who says it. Only the head of a view, by the log or
+//! by the control plane, has this node ask it: an answer may cut what was appended.
 
 use crate::replica::{Ctx, Replica};
 use freebs_format::Frame;
 use freebs_format::wire::{HeartbeatItem, SyncReply};
-use freebs_types::{NodeId, Peer};
+use freebs_io::LinkId;
+use freebs_types::{NodeId, Peer, ViewNumber};
 
 impl Replica {
     fn is_head(&self, node: NodeId) -> bool {
@@ -17,7 +19,7 @@ impl Replica {
     /// says it; of anybody else's word the head is asked.
     pub fn hear_frame(&mut self, ctx: &mut Ctx<'_>, from: Peer, frame: Frame) {
         let h = frame.header();
-        let is_ours = h.view_number() == self.view_number() && self.stopped.is_none();
+        let is_ours = h.view_number() == self.view_number().max(self.promise()) && self.stopped.is_none();
         let differs = is_ours && self.tail.get(&h.seq()).is_some_and(|k| k.name.hid != h.hid());
         if differs && !self.is_head(from.node) {
             ctx.out.note(format!("shard {}: frame {} of node {} is none of the head's", self.id, h.seq(), from.node));
@@ -27,10 +29,25 @@ impl Replica {
         self.on_frame(ctx, frame);
     }
 
-    /// The end of the log, as its head says it; a member of another view says only that there is one.
+    /// True if the node may be the head of that view, as far as is known here.
+    fn may_lead(&self, node: NodeId, view: ViewNumber) -> bool {
+        if view == self.view_number() {
+            return self.is_head(node);
+        }
+        self.info.as_ref().is_some_and(|i| i.members.first() == Some(&node))
+    }
+
+    /// The end of the log, as its head says it.
     pub fn hear_heartbeat(&mut self, ctx: &mut Ctx<'_>, from: Peer, item: &HeartbeatItem) {
-        if item.view != self.view_number() || self.is_head(from.node) {
+        if self.may_lead(from.node, item.view) {
             self.on_heartbeat(ctx, from, item);
+        }
+    }
+
+    /// The head wants to be asked. Of a new view it says so again and again, until this node has heard of that.
+    pub fn hear_nudge(&mut self, ctx: &mut Ctx<'_>, from: Peer, link: LinkId, view: ViewNumber) {
+        if self.may_lead(from.node, view) {
+            self.on_nudge(ctx, link, view);
         }
     }
 

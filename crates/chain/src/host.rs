@@ -409,7 +409,7 @@ impl Host {
                 self.with(r.shard, |x, ctx| x.hear_sync_reply(ctx, peer, r));
             }
             Message::Nudge { shard, view } => {
-                let known = self.with(shard, |r, ctx| r.on_nudge(ctx, from, view));
+                let known = self.with(shard, |r, ctx| r.hear_nudge(ctx, peer, from, view));
                 self.remember_invitation(shard, known.map_or(Some((from, view)), |()| None));
             }
             Message::ReadReply(r) => self.on_mending_reply(peer, &r),

@@ -112,6 +112,8 @@ struct Inner {
     starts: RefCell<BTreeMap<Seat, StartNumber>>,
     contacts: RefCell<BTreeSet<NodeId>>,
     joining: RefCell<BTreeSet<Seat>>,
+    /// A node that retires is being removed.
+    removing: Cell<bool>,
     arriving: RefCell<Option<Arriving>>,
     /// Entries and snapshots of a leader are dealt with one after the other.
     led: tokio::sync::Mutex<()>,
@@ -231,6 +233,7 @@ impl Peer {
             starts: RefCell::default(),
             contacts: RefCell::new(contacts),
             joining: RefCell::default(),
+            removing: Cell::default(),
             arriving: RefCell::default(),
             led: tokio::sync::Mutex::default(),
             refused: RefCell::default(),
@@ -571,7 +574,9 @@ impl Peer {
             }),
             Message::Join => {
                 let mut joining = self.0.joining.borrow_mut();
-                let may_come = raft.is_leader() && self.state().check_member(from.node).is_ok();
+                let state = self.state();
+                let is_welcome = state.check_member(from.node).is_ok() && !state.gives_up_its_seat(from.node);
+                let may_come = raft.is_leader() && is_welcome;
                 if may_come && joining.len() < limits::SEATS_MAX && joining.insert(from) {
                     self.0.woken.notify_one();
                 }
@@ -858,7 +863,27 @@ impl Peer {
                 // Perhaps there is more to do.
                 self.0.woken.notify_one();
             }
+            self.remove_retired();
         }
+    }
+
+    /// Removes a node that retires once no seat of it is a member of the control plane, as is committed.
+    fn remove_retired(&self) {
+        let node = {
+            let metrics = self.0.raft.metrics();
+            let m = metrics.borrow_watched();
+            let membership = m.membership_config.membership();
+            let is_settled = m.membership_config.log_id() == m.committed_membership_config.log_id();
+            let has_seat = |node: NodeId| membership.nodes().any(|(seat, ())| seat.node == node);
+            self.state().retiring().find(|node| is_settled && !has_seat(*node))
+        };
+        let Some(node) = node.filter(|_| !self.0.removing.replace(true)) else { return };
+        let peer = self.clone();
+        self.spawn(async move {
+            // One that did not come through is given again at the next heartbeat.
+            let _ = peer.submit(Command::RemoveNode { node }).await;
+            peer.0.removing.set(false);
+        });
     }
 
     fn ask_to_join(&self) {
@@ -909,7 +934,7 @@ impl Peer {
                     voter: voters.contains(seat),
                     silent_ms: (self.0.tick.get() - at.max(since)) * self.0.timing.heartbeat_ms,
                     caught_up: matched.is_some_and(|l| l.index() + 64 >= last),
-                    removed: state.is_removed(seat.node),
+                    retires: state.gives_up_its_seat(seat.node),
                 }
             })
             .collect();

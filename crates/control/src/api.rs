@@ -388,6 +388,9 @@ pub struct JoinRequest {
     pub address: String,
     /// Workers.
     pub workers: u16,
+    /// The number that it has already: it has lost its certificate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub member: Option<NodeId>,
     /// Signature of the claim by that key.
     pub proof: Vec<u8>,
 }

@@ -65,6 +65,7 @@ impl State {
             Command::AddNode(new) => self.add_node(new),
             Command::RevokeTokens { tokens } => self.revoke_tokens(&tokens),
             Command::DrainNode { node, drains, heir } => self.drain_node(node, drains, heir),
+            Command::RetireNode { node } => self.retire_node(node),
             Command::RemoveNode { node } => self.remove_node(node),
             Command::DrainChains { away } => self.drain_chains(&away),
             Command::ScheduleSnapshots { volume, schedule } => self.schedule_snapshots(volume, schedule),
@@ -119,7 +120,8 @@ impl State {
         match self.nodes.get(&node.id) {
             Some(old) if mutant == Some(Mutant::OldImagesRegister) => {
                 (node.start, node.host_key) = (node.start.max(old.start), old.host_key);
-                (node.identity, node.drains, node.heir) = (old.identity, old.drains, old.heir);
+                (node.identity, node.drains) = (old.identity, old.drains);
+                (node.heir, node.retires) = (old.heir, old.retires);
             }
             None if self.nodes.len() >= common::NODES_MAX => {
                 return Err(Error::invalid(format!("a cluster has at most {} nodes", common::NODES_MAX)));
@@ -139,7 +141,8 @@ impl State {
             }
             Some(old) => {
                 (node.changed, node.host_key) = (old.changed, old.host_key);
-                (node.identity, node.drains, node.heir) = (old.identity, old.drains, old.heir);
+                (node.identity, node.drains) = (old.identity, old.drains);
+                (node.heir, node.retires) = (old.heir, old.retires);
                 if **old == node {
                     return Ok(Outcome::Registered);
                 }

@@ -31,6 +31,9 @@ pub struct ClusterFile {
     /// Volumes were usable once: from then on the control state is somewhere, and is not begun anew.
     #[serde(default)]
     pub set_up: bool,
+    /// Nodes that came to it later: whether they have run the control state alone knows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub came_later: Vec<NodeId>,
     /// Public half of the key of the cluster's authority, if nodes join it with tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authority: Option<HostPublic>,
@@ -97,6 +100,7 @@ impl ClusterFile {
             device_size: None,
             segment_bytes: None,
             set_up: false,
+            came_later: Vec::new(),
             authority: None,
             founds: false,
             peers: Vec::new(),

@@ -208,6 +208,7 @@ impl Command {
             | Self::ExtendChains { .. }
             | Self::DrainChains { .. }
             | Self::DrainNode { .. }
+            | Self::RetireNode { .. }
             | Self::RemoveNode { .. }
             | Self::LeaveChains { .. } => self.put_of_nodes(out)?,
             Self::MembersComplete { shard, view, nodes } => {
@@ -263,6 +264,10 @@ impl Command {
             }
             Self::RemoveNode { node } => {
                 put_form(out, 47, &[node.0]);
+                Ok(())
+            }
+            Self::RetireNode { node } => {
+                put_form(out, 48, &[node.0]);
                 Ok(())
             }
             Self::LeaveChains { failed, shards } => {
@@ -424,7 +429,7 @@ impl Command {
             27 => Self::DeleteVolumeAndSnapshots { volume: VolumeId(f.u64()?), now_ms: f.u64()?, force: f.flag()? },
             29 => Self::FlattenVolume { volume: VolumeId(f.u64()?) },
             kind @ (41..=43) => of_joining(f, kind)?,
-            kind @ (44 | 46 | 47) => of_node(f, kind)?,
+            kind @ (44 | 46..=48) => of_node(f, kind)?,
             _ => return Err(damaged()),
         };
         f.end()?;
@@ -545,6 +550,7 @@ fn of_node(f: &mut Fields<'_>, kind: u8) -> Result<Command> {
     let node = NodeId(f.u64()?);
     Ok(match kind {
         47 => Command::RemoveNode { node },
+        48 => Command::RetireNode { node },
         _ => {
             let heir = (kind == 46).then(|| f.u64().map(NodeId)).transpose()?;
             Command::DrainNode { node, drains: f.flag()?, heir }

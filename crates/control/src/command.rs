@@ -238,7 +238,12 @@ pub enum Command {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         heir: Option<NodeId>,
     },
-    /// A node that was emptied is a member no more, for good.
+    /// A node that was emptied is to be taken out of the cluster: it gives its vote up first.
+    RetireNode {
+        /// The node.
+        node: NodeId,
+    },
+    /// A node that retires, and has no seat in the control plane any more, is a member no more, for good. Given by the leader.
     RemoveNode {
         /// The node.
         node: NodeId,
@@ -351,11 +356,12 @@ pub enum Command {
 }
 
 impl Command {
-    /// True if it is about nodes that join, and tokens: who is asked for such a thing holds it against its own clock, and
-    /// against the key of who asks.
+    /// True if it is about nodes that join or leave, and tokens: a node that is asked for such a thing holds it against its own clock,
+    /// against the key of who asks, and against what the control plane can be without.
     #[must_use]
     pub fn is_about_joining(&self) -> bool {
-        matches!(self, Self::MakeToken { .. } | Self::AddNode(_) | Self::RevokeTokens { .. })
+        let leaves = matches!(self, Self::RetireNode { .. } | Self::RemoveNode { .. });
+        leaves || matches!(self, Self::MakeToken { .. } | Self::AddNode(_) | Self::RevokeTokens { .. })
     }
 }
 
@@ -458,7 +464,7 @@ pub enum Outcome {
     /// Of `ReportCuts`, `ConfirmCuts`, `FailSnapshot`, `LockSnapshot`, `FlattenVolume`, `MakeToken` and `RevokeTokens`; late words have changed nothing.
     Noted,
     /// Of the commands that change members or heads: `MoveHead`, `ReplaceHead`, `FailOver`, `ReplaceMembers`,
-    /// `ExtendChains`, `MembersComplete`, `RecoverShard`, `DrainNode`, `DrainChains`, `RemoveNode`.
+    /// `ExtendChains`, `MembersComplete`, `RecoverShard`, `DrainNode`, `DrainChains`, `RetireNode`, `RemoveNode`.
     Moved,
     /// Of `AddNode`.
     Added {

@@ -75,7 +75,8 @@ impl State {
         };
         // Asked again without a word of who takes the places, that stays as it was.
         let heir = heir.or(node.heir).filter(|_| drains);
-        if (node.drains, node.heir) == (drains, heir) {
+        let retires = node.retires && drains;
+        if (node.drains, node.heir, node.retires) == (drains, heir, retires) {
             return Ok(Outcome::Moved);
         }
         if drains && !node.drains {
@@ -85,7 +86,7 @@ impl State {
             self.can_inherit(&node, heir)?;
         }
         self.revision += 1;
-        self.nodes.insert(id, Arc::new(Node { drains, heir, changed: self.revision, ..(*node).clone() }));
+        self.nodes.insert(id, Arc::new(Node { drains, heir, retires, changed: self.revision, ..(*node).clone() }));
         Ok(Outcome::Moved)
     }
 

@@ -152,7 +152,7 @@ impl State {
         serde_json::to_writer(&mut out, &body).expect("a state has only what JSON can say");
         let body = &out[STATE_HEADER_BYTES..];
         let version = match () {
-            () if self.nodes.values().any(|n| n.heir.is_some()) => STATE_VERSION,
+            () if self.nodes.values().any(|n| n.heir.is_some() || n.retires) => STATE_VERSION,
             () if !self.joining().removed().is_empty() => STATE_VERSION,
             () if self.nodes.values().any(|n| n.drains) => 11,
             () if self.founding() != FIRST_FOUNDING => 10,

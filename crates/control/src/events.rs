@@ -200,6 +200,10 @@ fn removed(before: &State, now: &State, node: NodeId) -> Option<Told> {
     Some(Told::new(EventKind::Node, "was removed from the cluster").about(gone.name.clone()))
 }
 
+fn retires(node: &Node) -> Told {
+    Told::new(EventKind::Node, "is being taken out of the cluster: it gives its vote up").about(node.name.clone())
+}
+
 fn drained(node: &Node, drains: bool) -> Told {
     let text = if drains { "is being emptied: others take its places" } else { "is not being emptied any more" };
     Told::new(EventKind::Node, text).about(node.name.clone())
@@ -247,6 +251,7 @@ fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
         }
         Command::LeaveChains { failed, .. } => left(before, now, failed),
         Command::DrainChains { .. } => members(before, now, "is being emptied"),
+        Command::RetireNode { node } => one(now.node(*node).filter(|n| n.changed == at).map(|n| retires(n))),
         Command::RemoveNode { node } => one(removed(before, now, *node)),
         Command::DrainNode { node, drains, .. } => one(now.node(*node).map(|n| drained(n, *drains))),
         Command::RecoverShard(how) => forced(before, now, how),

@@ -159,7 +159,7 @@ impl State {
     /// carries least.
     pub(crate) fn spare(&self, shard: &Shard, is_there: impl Fn(&NodeId) -> bool, loads: &Loads) -> Option<NodeId> {
         let may_come = |n: &NodeId| is_there(n) && !self.drains(*n) && !shard.members.contains(n);
-        let drains = shard.members.iter().filter_map(|m| self.nodes.get(m)).filter(|n| n.drains);
+        let drains = shard.members.iter().chain(&shard.away).filter_map(|m| self.nodes.get(m)).filter(|n| n.drains);
         let heir = drains.filter_map(|n| n.heir).find(may_come);
         if heir.is_some() {
             return heir;

@@ -1,12 +1,14 @@
 //! Nodes that are taken out of the cluster for good.
 //!
 //! Invariants: a node that is removed has nothing that others need; it never comes back under its number, and no other node gets
-//! that. How few nodes the control plane can go on with is not known here: who asks for it is held against that before.
+//! that. It gives its seat in the control plane up before: the leader removes it once no seat of it is left, so that no vote is ever
+//! missed that counted. How few can vote is not known here.
 
 use crate::command::Outcome;
 use crate::limits;
-use crate::state::State;
+use crate::state::{Node, State};
 use freebs_types::{Error, NodeId, Result};
+use std::sync::Arc;
 
 /// The node that `freebs cluster init` has made: it has the authority's key.
 pub const FIRST: NodeId = NodeId(1);
@@ -69,11 +71,37 @@ impl State {
         Ok(())
     }
 
+    /// True if the node has no seat in the control plane, or is to have none.
+    #[must_use]
+    pub fn gives_up_its_seat(&self, node: NodeId) -> bool {
+        self.is_removed(node) || self.nodes.get(&node).is_some_and(|n| n.retires)
+    }
+
+    /// Nodes that are removed as soon as they have no seat in the control plane any more.
+    pub fn retiring(&self) -> impl Iterator<Item = NodeId> {
+        self.nodes.values().filter(|n| n.retires).map(|n| n.id)
+    }
+
+    pub(crate) fn retire_node(&mut self, id: NodeId) -> Result<Outcome> {
+        if self.gives_up_its_seat(id) {
+            return Ok(Outcome::Moved);
+        }
+        self.may_remove(id)?;
+        self.revision += 1;
+        if let Some(node) = self.nodes.get(&id).cloned() {
+            self.nodes.insert(id, Arc::new(Node { retires: true, changed: self.revision, ..(*node).clone() }));
+        }
+        Ok(Outcome::Moved)
+    }
+
     pub(crate) fn remove_node(&mut self, id: NodeId) -> Result<Outcome> {
         if self.is_removed(id) {
             return Ok(Outcome::Moved);
         }
         self.may_remove(id)?;
+        if self.nodes.get(&id).is_none_or(|n| !n.retires) {
+            return Err(Error::busy(format!("node {id} has not given its vote up")));
+        }
         self.nodes.remove(&id);
         self.joining_mut().remove_node(id);
         self.revision += 1;

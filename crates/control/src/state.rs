@@ -38,6 +38,9 @@ pub struct Node {
     /// If it drains: the node that takes its places, wherever it can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heir: Option<NodeId>,
+    /// It is being taken out of the cluster: it gives its vote up, and then it is removed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub retires: bool,
     /// Revision of the last change.
     pub changed: u64,
 }
@@ -46,7 +49,19 @@ impl Node {
     /// A node of which no more is known.
     #[must_use]
     pub fn new(id: NodeId, (name, address): (String, String), workers: u16, start: StartNumber, changed: u64) -> Self {
-        Self { id, name, address, workers, start, host_key: None, identity: None, drains: false, heir: None, changed }
+        Self {
+            id,
+            name,
+            address,
+            workers,
+            start,
+            host_key: None,
+            identity: None,
+            drains: false,
+            heir: None,
+            retires: false,
+            changed,
+        }
     }
 }
 

@@ -71,6 +71,10 @@ pub const UNKNOWN_MAX: Duration = Duration::from_secs(3);
 /// A node that was never taken in gives up if it has heard for this long of another cluster only: a wrong address in
 /// the cluster file is said within a second.
 pub const FOREIGN_MAX: Duration = Duration::from_secs(1);
+/// The newest state is looked at for a token within this time: other nodes that want to join wait for it.
+pub const TOKEN_LOOK_MAX: Duration = Duration::from_secs(2);
+/// A node that is to be removed gives its vote up within this time, if there are others to have it.
+pub const RETIRE_MAX: Duration = Duration::from_secs(15);
 /// A command that was applied becomes visible here within this time, or is answered all the same: the caller may then
 /// read an older state.
 pub const VISIBLE_MAX: Duration = Duration::from_secs(5);

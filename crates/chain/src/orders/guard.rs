@@ -58,3 +58,25 @@ fn only_the_head_says_what_is_committed_and_only_the_asked_one_answers() {
     s.play(|r, ctx| r.hear_sync_reply(ctx, peer(1), cuts));
     assert!(s.r.stopped.is_some(), "what is committed is never cut");
 }
+
+/// Whoever can have itself asked can answer that most of the log is not common.
+#[test]
+fn only_the_head_has_itself_asked() {
+    for view in [1, 2] {
+        let (mut s, _) = follower();
+        let beat = HeartbeatItem {
+            shard: SHARD,
+            view: ViewNumber(view),
+            last: Sequence(9),
+            committed: Sequence(4),
+            keep: Sequence(1),
+        };
+        let (_, actions) = s.play(|r, ctx| r.hear_nudge(ctx, peer(3), LinkId(3), ViewNumber(view)));
+        assert!(sync_requests(&actions).is_empty(), "{view}");
+        let (_, actions) = s.play(|r, ctx| r.hear_heartbeat(ctx, peer(3), &beat));
+        assert!(sync_requests(&actions).is_empty(), "{view}");
+    }
+    let (mut s, _) = follower();
+    let (_, actions) = s.play(|r, ctx| r.hear_nudge(ctx, peer(1), LinkId(1), ViewNumber(1)));
+    assert_eq!(sync_requests(&actions).len(), 1);
+}

@@ -13,7 +13,7 @@ fn seat(node: u64, store: u64) -> Seat {
 }
 
 fn seen(node: u64, store: u64, voter: bool, silent_ms: u64) -> Seen {
-    Seen { seat: seat(node, store), voter, silent_ms, caught_up: true, removed: false }
+    Seen { seat: seat(node, store), voter, silent_ms, caught_up: true, retires: false }
 }
 
 fn change(seats: &[Seen]) -> Option<Vec<u64>> {
@@ -33,8 +33,8 @@ fn a_table_of_changes() {
     let v = |n| seen(n, 1, true, 0);
     let gone = |n, voter| seen(n, 1, voter, GONE);
     let late = Seen { caught_up: false, ..l(3) };
-    let out = |n, voter| Seen { removed: true, ..seen(n, 1, voter, 0) };
-    let cases: [Case; 18] = [
+    let out = |n, voter| Seen { retires: true, ..seen(n, 1, voter, 0) };
+    let cases: [Case; 24] = [
         ("one node", vec![leader], None),
         ("two nodes: one voter", vec![leader, l(2)], None),
         ("three", vec![leader, l(2), l(3)], Some(vec![11, 21, 31])),
@@ -50,11 +50,33 @@ fn a_table_of_changes() {
             Some(vec![11, 21, 32]),
         ),
         ("and is forgotten", vec![leader, v(2), seen(3, 1, false, GONE), seen(3, 2, true, 0)], Some(vec![0, 31])),
-        ("one was removed, and another one is there", vec![leader, v(2), out(3, true), l(4)], Some(vec![11, 21, 41])),
+        ("one retires, and another one is there", vec![leader, v(2), out(3, true), l(4)], Some(vec![11, 21, 41])),
         ("and is forgotten", vec![leader, v(2), v(4), out(3, false)], Some(vec![0, 31])),
-        ("one of five was removed: three", vec![leader, v(2), v(3), v(4), out(5, true)], Some(vec![11, 21, 31])),
+        ("one of five retires: three", vec![leader, v(2), v(3), v(4), out(5, true)], Some(vec![11, 21, 31])),
         ("one of five, and one is gone", vec![leader, gone(2, true), v(3), v(4), out(5, true)], Some(vec![11, 31, 41])),
         ("one of five, and two are gone", vec![leader, gone(2, true), gone(3, true), v(4), out(5, true)], None),
+        (
+            "one of five, and one was not heard just now",
+            { vec![leader, seen(2, 1, true, 3000), v(3), v(4), out(5, true)] },
+            Some(vec![11, 31, 41]),
+        ),
+        (
+            "one of five, and two were not heard just now",
+            { vec![leader, seen(2, 1, true, 3000), seen(3, 1, true, 3000), v(4), out(5, true)] },
+            None,
+        ),
+        (
+            "who is to vote in its place was not heard just now",
+            vec![leader, v(2), out(3, true), seen(4, 1, false, 3000)],
+            None,
+        ),
+        (
+            "one that retires, and one that is gone: that one first",
+            { vec![leader, gone(2, true), out(3, true), l(4)] },
+            Some(vec![11, 31, 41]),
+        ),
+        ("the leader retires", vec![Seen { retires: true, ..leader }, v(2), v(3), l(4)], Some(vec![21, 31, 41])),
+        ("the leader retires, and nobody else is there", vec![Seen { retires: true, ..leader }, v(2), v(3)], None),
         ("one of three: never fewer", vec![leader, v(2), out(3, true)], None),
         ("a new store of which nothing is known yet", vec![leader, v(2), v(3), seen(3, 2, false, 0)], None),
     ];

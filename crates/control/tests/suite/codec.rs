@@ -80,12 +80,13 @@ fn commands() -> Vec<Command> {
     all
 }
 
-fn commands_of_joining() -> [Command; 7] {
+fn commands_of_joining() -> [Command; 8] {
     let identity = HostPublic([0xcd; 32]);
     [
         Command::DrainNode { node: NodeId(2), drains: true, heir: None },
         Command::DrainNode { node: NodeId(2), drains: true, heir: Some(NodeId(4)) },
         Command::RemoveNode { node: NodeId(2) },
+        Command::RetireNode { node: NodeId(2) },
         Command::DrainChains { away: vec![(NodeId(3), StartNumber(7))] },
         Command::RevokeTokens { tokens: vec![Hash32([0xab; 32]), Hash32([0xcd; 32])] },
         Command::MakeToken { token: Hash32([0xab; 32]), expires_ms: 3000, now_ms: 2000 },
@@ -237,6 +238,7 @@ fn golden_bytes() {
         "2c0200000000000000 01",
         "2e0200000000000000 0400000000000000 01",
         "2f0200000000000000",
+        "300200000000000000",
         "2d01 0300000000000000 0700000000000000",
         "2b 0200 abababababababababababababababababababababababababababababababab \
          cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd",

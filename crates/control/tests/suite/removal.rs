@@ -37,6 +37,7 @@ fn drain(s: &mut State, node: u64, heir: Option<u64>) -> Result<()> {
 }
 
 fn remove(s: &mut State, node: u64) -> Result<()> {
+    s.apply(Command::RetireNode { node: NodeId(node) })?;
     s.apply(Command::RemoveNode { node: NodeId(node) }).map(drop)
 }
 
@@ -81,6 +82,13 @@ fn only_who_has_nothing_and_gets_nothing_is_removed() {
         drain(&mut s, holder, None).unwrap();
         says(remove(&mut s, holder), ErrorKind::Busy, "has a copy that others need");
     }
+    drain(&mut s, other, None).unwrap();
+    says(s.apply(Command::RemoveNode { node: NodeId(other) }).map(drop), ErrorKind::Busy, "not given its vote up");
+    // It may still stay.
+    s.apply(Command::RetireNode { node: NodeId(other) }).unwrap();
+    assert!(s.gives_up_its_seat(NodeId(other)) && State::decode(&s.encode()).unwrap() == s);
+    s.apply(Command::DrainNode { node: NodeId(other), drains: false, heir: None }).unwrap();
+    assert!(!s.gives_up_its_seat(NodeId(other)));
     drain(&mut s, other, None).unwrap();
     remove(&mut s, other).unwrap();
     let revision = s.revision();

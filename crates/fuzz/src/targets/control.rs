@@ -164,13 +164,14 @@ fn without_lost(shard: freebs_types::ShardId) -> Command {
 }
 
 /// A chain becomes shorter, and the place of who left is kept; and a node is emptied.
-fn shorter(shard: ShardId) -> [Command; 6] {
+fn shorter(shard: ShardId) -> [Command; 7] {
     let node = (NodeId(2), StartNumber(2));
     [
         Command::LeaveChains { failed: vec![node], shards: vec![(shard, ViewNumber(1))] },
         Command::ExtendChains { away: vec![node], waited: vec![node] },
         Command::DrainNode { node: NodeId(2), drains: true, heir: None },
         Command::DrainNode { node: NodeId(2), drains: true, heir: Some(NodeId(3)) },
+        Command::RetireNode { node: NodeId(2) },
         Command::RemoveNode { node: NodeId(2) },
         Command::DrainChains { away: vec![node] },
     ]

@@ -14,7 +14,7 @@ use freebs_control::{Command, ControlPlane, NewNode, Outcome, State, Token, rule
 use freebs_format::keys::{JOIN_SECRET_BYTES, JoinToken, KeyOf};
 use freebs_identity::{SigningKey, certify};
 use freebs_io::{Random, linux::OsRandom};
-use freebs_types::{Error, Hash32, HostPublic, Result};
+use freebs_types::{Error, Hash32, HostPublic, NodeId, Result};
 use std::net::SocketAddr;
 
 impl Service {
@@ -116,8 +116,19 @@ impl Service {
         if is_known()? {
             return Ok(());
         }
-        self.newest().await?;
+        let late = |_| Err(Error::retry("whether the token is good can't be found out right now"));
+        tokio::time::timeout(timing::TOKEN_LOOK_MAX, self.newest()).await.unwrap_or_else(late)?;
         if is_known()? { Ok(()) } else { Err(rules::unknown_token()) }
+    }
+
+    /// Refuses a node that says that it is this member, and is not: it would become a new one.
+    fn check_is(&self, member: NodeId, identity: HostPublic) -> Result<()> {
+        let state = self.state()?;
+        state.check_removed(member)?;
+        match state.node(member).and_then(|n| n.identity) {
+            Some(known) if known == identity => Ok(()),
+            _ => Err(Error::invalid(format!("the cluster does not know this key as that of node {member}"))),
+        }
     }
 
     pub(super) async fn join(&self, of: JoinRequest) -> Result<Reply> {
@@ -145,6 +156,9 @@ impl Service {
         rules::check_node(&of.name, &of.address, of.workers)?;
         let _one_of_few = self.one_of_few().await?;
         self.check_known(token.hash()).await?;
+        if let Some(member) = of.member {
+            self.check_is(member, of.identity)?;
+        }
         let Some(key) = self.authority_key().await? else { return self.join_elsewhere(of).await };
         let identity = of.identity;
         let new = NewNode {
@@ -215,7 +229,7 @@ mod tests {
     use crate::admin::Authority;
     use freebs_control::api::Request;
     use freebs_identity::SigningKey;
-    use freebs_types::{ErrorKind, NodeId};
+    use freebs_types::ErrorKind;
     use std::path::Path;
 
     /// With the authority's key beside it.
@@ -234,6 +248,7 @@ mod tests {
             name: "b".into(),
             address: address.into(),
             workers: 1,
+            member: None,
             proof: Vec::new(),
         };
         of.proof = key.sign(&of.claim(hash)).unwrap();

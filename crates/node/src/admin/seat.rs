@@ -354,7 +354,7 @@ async fn run(seat: Seat, desk: Desk, mut orders: mpsc::Receiver<Order>, seen: &S
                 silent = !silent;
                 tell_silence(options.events.clone(), silent);
             }
-            let old = peer.check_outdated().and(seat.book.removed().map_or(Ok(()), Err));
+            let old = peer.check_outdated().and(seat.book.removed(options.node).map_or(Ok(()), Err));
             if let Err(e) = &old {
                 let _ = seen.old.set(e.clone());
             }

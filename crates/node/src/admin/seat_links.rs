@@ -46,7 +46,7 @@ pub(super) struct Book {
     /// Who was reached under one of their addresses is of another cluster.
     foreign: Rc<RefCell<Option<Error>>>,
     /// Others of the cluster say that this node was removed from it.
-    removed: Rc<RefCell<Option<Error>>>,
+    removed: Rc<RefCell<BTreeMap<NodeId, Error>>>,
     state: Rc<RefCell<Arc<State>>>,
 }
 
@@ -79,9 +79,12 @@ impl Book {
         self.foreign.borrow().clone()
     }
 
-    /// The words of others by which this node was removed.
-    pub fn removed(&self) -> Option<Error> {
-        self.removed.borrow().clone()
+    /// The words of others by which this node was removed, if most of those that are known here say so: one that somebody has taken
+    /// over must not end the others.
+    pub fn removed(&self, me: NodeId) -> Option<Error> {
+        let told = self.removed.borrow();
+        let others = self.state.borrow().nodes().filter(|n| n.id != me).count();
+        told.values().next().filter(|_| 2 * told.len() > others).cloned()
     }
 
     /// True if that node has registered, as is known here.
@@ -278,6 +281,7 @@ impl Link {
                     Ok(stream) => {
                         // One that refused this node may just have begun to lead, and not know all members yet: this one does.
                         self.book.foreign.take();
+                        self.book.removed.borrow_mut().remove(&self.to);
                         self.lost.times.borrow_mut().remove(&self.to);
                         self.unknown_since = None;
                         let since = Instant::now();
@@ -335,7 +339,7 @@ impl Link {
                 e
             }
             End::Removed(e) => {
-                self.book.removed.replace(Some(e.clone()));
+                self.book.removed.borrow_mut().insert(self.to, e.clone());
                 e
             }
             End::Other(e) => e,
@@ -374,7 +378,10 @@ impl Link {
                     return Err(match why.kind {
                         ErrorKind::Invalid => End::Unknown(why, address.to_owned()),
                         // It does not take this node for the member that it says it is.
-                        ErrorKind::Fenced => End::Removed(Error::invalid(why.text)),
+                        ErrorKind::Fenced => {
+                            stream.check_dialled(self.to, &self.book.state()).map_err(refused)?;
+                            End::Removed(Error::invalid(why.text))
+                        }
                         ErrorKind::Corrupt => End::Stranger(Error::invalid(why.text)),
                         _ => End::Other(why),
                     });

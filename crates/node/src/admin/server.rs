@@ -11,7 +11,7 @@ use freebs_consensus::wire::{other_version, sender};
 use freebs_control::ControlPlane;
 use freebs_control::api::Reply;
 use freebs_format::wire::{Hello, Message, Welcome};
-use freebs_types::{Error, Result};
+use freebs_types::{Error, NodeId, Result};
 use std::io;
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -67,18 +67,23 @@ pub(super) async fn serve_hello(stream: TcpStream, service: Arc<Service>) -> Res
             let plane = service.plane.clone();
             hear_seat(stream, buf, hello, &plane).await
         }
-        Some(Message::Hello(_)) => serve(stream, buf, May::All, service).await,
+        Some(Message::Hello(_)) => serve(stream, buf, (May::All, NodeId(0)), service).await,
         _ => Err(Error::invalid("no hello came")),
     }
 }
 
 /// A connection whose hello was read (`buf` holds what came behind it): welcomes and answers until it ends.
-pub async fn serve(mut stream: NodeConn, mut buf: BytesMut, may: May, service: Arc<Service>) -> Result<()> {
+pub async fn serve(
+    mut stream: NodeConn,
+    mut buf: BytesMut,
+    (may, node): (May, NodeId),
+    service: Arc<Service>,
+) -> Result<()> {
     let me = service.me();
     let welcome = Welcome { cluster: me.cluster, node: me.id, start: me.start, worker: 0, workers: me.workers };
     let broken = |e: io::Error| Error::retry(format!("the connection broke: {}", crate::files::plain(&e)));
     write_message(&mut stream, &Message::Welcome(welcome)).await.map_err(broken)?;
-    let session = Arc::new(Session::new(service, may));
+    let session = Arc::new(Session::new(service, may, node));
     let (mut read, mut write) = tokio::io::split(stream);
     let (answers, mut ready) = mpsc::channel::<Message>(REQUESTS_MAX);
     // All that works for this connection ends with it, also when this future is dropped.
@@ -165,7 +170,12 @@ pub async fn hear_seat(mut stream: NodeConn, mut buf: BytesMut, hello: Hello, pl
             Some(until) => tokio::time::timeout_at(until, next).await.unwrap_or(Ok(None)),
             None => next.await,
         };
-        match next? {
+        let next = next?;
+        if plane.state().is_removed(hello.node) {
+            // It comes again, and is told.
+            return Err(Error::fenced("its node was removed from the cluster"));
+        }
+        match next {
             Some(Message::Control { id, body }) if body.len() <= freebs_consensus::limits::MESSAGE_BYTES_MAX => {
                 let order = match id {
                     MESSAGE => {

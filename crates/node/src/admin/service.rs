@@ -211,8 +211,23 @@ impl Service {
         let node = named(&state, name)?;
         state.may_remove(node)?;
         self.plane.may_be_without(&state, node)?;
-        self.plane.submit(Command::RemoveNode { node }).await?;
-        Ok(Reply::Removed { node })
+        self.plane.submit(Command::RetireNode { node }).await?;
+        let gone = async {
+            loop {
+                let state = self.state()?;
+                if state.is_removed(node) {
+                    return Ok(Reply::Removed { node });
+                }
+                self.plane.changed(state.revision()).await;
+            }
+        };
+        let waits = |_| {
+            Err(Error::busy(format!(
+                "{name} still has a vote in the control plane, because too few others that could vote are there; it is removed as \
+                 soon as they are, or stays with `freebs node drain {name} --undo`"
+            )))
+        };
+        tokio::time::timeout(timing::RETIRE_MAX, gone).await.unwrap_or_else(waits)
     }
 
     async fn move_head(&self, name: &str, node: &str, only: Option<u32>) -> Result<Reply> {
@@ -407,15 +422,17 @@ fn notes(volume: &Volume) -> Vec<String> {
 
 /// One connection to a service; what was announced on it goes with it.
 pub struct Session {
+    /// The node that asks, or is spoken for; 0 for none.
+    node: NodeId,
     service: Arc<Service>,
     may: May,
     number: u64,
 }
 
 impl Session {
-    pub fn new(service: Arc<Service>, may: May) -> Self {
+    pub fn new(service: Arc<Service>, may: May, node: NodeId) -> Self {
         let number = service.sessions.fetch_add(1, Ordering::Relaxed) + 1;
-        Self { service, may, number }
+        Self { node, service, may, number }
     }
 
     /// The reply body to a request body. Never fails: errors are replies, too.
@@ -424,7 +441,10 @@ impl Session {
             Ok(request) if self.may == May::Join && !matches!(request, Request::Join(_)) => {
                 Err(Error::invalid("whoever has no certificate of this cluster can only join it"))
             }
-            Ok(request) => self.service.handle(request, self.number).await,
+            Ok(request) => match self.service.plane.state().check_removed(self.node) {
+                Ok(()) => self.service.handle(request, self.number).await,
+                Err(e) => Err(e),
+            },
             Err(e) => Err(e),
         };
         let reply = Reply::encode(result);

@@ -293,6 +293,7 @@ async fn ask_to_join(client: &Client, token: &JoinToken, key: &SigningKey, node:
         name: node.name.clone(),
         address: node.address.clone(),
         workers: node.workers,
+        member: Some(node.id).filter(|id| id.0 > 0),
         proof: Vec::new(),
     };
     request.proof = key.sign(&request.claim(token.hash()))?;

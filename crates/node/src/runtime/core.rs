@@ -36,8 +36,8 @@ pub type Shards<C> = Worker<FileDevice, Transport<FreebsWire>, Port<Arc<C>>, Sys
 pub enum Far {
     /// Another node's worker, for the chain.
     Member(Peer),
-    /// A driver elsewhere, for the chain.
-    Driver,
+    /// A driver elsewhere, of a process that speaks for this node (0 for none), for the chain.
+    Driver(NodeId),
     /// A member, for the drivers here.
     ServesUs(Peer),
 }
@@ -66,11 +66,11 @@ impl<C: ControlPlane> Handler<Message> for LinkHandler<C> {
     fn on_messages(&self, link: LinkId, messages: &mut Vec<Message>) {
         let Some(core) = self.0.upgrade() else { return };
         let far = core.far.borrow().get(&link).copied();
-        if let Some(Far::Driver) = far {
+        if let Some(Far::Driver(_)) = far {
             core.fit_window(link, messages);
         }
         match (far, &core.shards) {
-            (Some(Far::Member(_) | Far::Driver), Some(shards)) => shards.on_messages(link, messages),
+            (Some(Far::Member(_) | Far::Driver(_)), Some(shards)) => shards.on_messages(link, messages),
             (Some(Far::ServesUs(peer)), _) => core.drivers.on_messages(&core, peer, messages),
             _ => {}
         }
@@ -87,7 +87,7 @@ impl<C: ControlPlane> Handler<Message> for LinkHandler<C> {
                 core.member.borrow_mut().dialler.closed(SystemClock.now(), link);
                 core.dial_again.notify_one();
             }
-            (Some(Far::Driver), Some(shards)) => shards.on_link_down(link),
+            (Some(Far::Driver(_)), Some(shards)) => shards.on_link_down(link),
             (Some(Far::ServesUs(peer)), _) => {
                 tracing::info!("link to {peer} closed: {why}");
                 core.drivers.on_link_down(&core, peer, link);
@@ -261,7 +261,7 @@ impl<C: ControlPlane> Core<C> {
         let peer = Peer { node: hello.node, worker: hello.from_worker };
         Ok(match caller(self.spec.me, peer, hello.role)? {
             Who::Member(peer) => Far::Member(peer),
-            Who::Driver => Far::Driver,
+            Who::Driver => Far::Driver(hello.node),
         })
     }
 
@@ -311,7 +311,7 @@ impl<C: ControlPlane> Core<C> {
         if let Some(shards) = &self.shards {
             match far {
                 Far::Member(peer) => shards.on_link_up(link, Who::Member(peer)),
-                Far::Driver => shards.on_link_up(link, Who::Driver),
+                Far::Driver(_) => shards.on_link_up(link, Who::Driver),
                 Far::ServesUs(_) => {}
             }
         }
@@ -322,7 +322,7 @@ impl<C: ControlPlane> Core<C> {
         let shards = self.shards.as_ref()?;
         let (ours, theirs) = self.transport.local_pair();
         self.far.borrow_mut().insert(ours, Far::ServesUs(self.spec.me));
-        self.far.borrow_mut().insert(theirs, Far::Driver);
+        self.far.borrow_mut().insert(theirs, Far::Driver(NodeId(0)));
         shards.on_link_up(theirs, Who::Driver);
         Some(ours)
     }
@@ -351,5 +351,20 @@ impl<C: ControlPlane> Core<C> {
             self.dial_again.notify_one();
         }
         self.drivers.on_state(self, &earlier, &state);
+        self.part_from_removed(&state);
+    }
+
+    /// Closes the links of nodes that were removed: they were looked at when they came.
+    fn part_from_removed(&self, state: &State) {
+        if state.joining().removed().is_empty() {
+            return;
+        }
+        let is_of_removed = |far: &Far| match far {
+            Far::Member(peer) | Far::ServesUs(peer) => state.is_removed(peer.node),
+            Far::Driver(node) => state.is_removed(*node),
+        };
+        let gone: Vec<LinkId> =
+            self.far.borrow().iter().filter(|(_, far)| is_of_removed(far)).map(|(l, _)| *l).collect();
+        gone.into_iter().for_each(|link| self.transport.finish(link));
     }
 }

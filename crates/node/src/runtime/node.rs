@@ -249,7 +249,7 @@ fn seat_options(options: &NodeOptions, membership: &Membership, events: Arc<Even
         authority: membership.authority(),
         founder: options.is_founder(),
         is_alone: !options.cluster.can_be_without(),
-        was_in_use: options.cluster.set_up,
+        was_in_use: options.cluster.set_up && !options.cluster.came_later.contains(&options.node),
         came_with: came_with(options)?,
         events,
         replace_after: options.replace_after,
@@ -301,7 +301,8 @@ async fn start_workers(
     let control = Arc::new(plane.clone());
     let secret = node_secret(&options.data)?;
     let host_key = host_key(&options.data, options.cluster.cluster, me.id)?;
-    let ran_before = options.cluster.set_up || plane.state().node(me.id).is_some_and(|n| n.start.0 > 0);
+    let was_there = options.cluster.set_up && !options.cluster.came_later.contains(&me.id);
+    let ran_before = was_there || plane.state().node(me.id).is_some_and(|n| n.start.0 > 0);
     // All workers' devices are on one disk: when a write fails there, none of them is believed any more.
     let poison = Poison::new();
     let mut open: Vec<OpenWorker> = Vec::new();
@@ -541,7 +542,7 @@ async fn route(greeted: Greeted, door: &Door) -> Result<()> {
         let Ok(_place) = door.joiners.clone().try_acquire_owned() else {
             return turn_away(stream, Error::retry(format!("{JOINERS_MAX} nodes are joining already"))).await;
         };
-        let joining = serve(stream, greeted.leftover, may, service.clone());
+        let joining = serve(stream, greeted.leftover, (may, hello.node), service.clone());
         let late = |_| Err(Error::retry("it had the time to join"));
         return tokio::time::timeout(timing::JOINING_MAX, joining).await.unwrap_or_else(late);
     }
@@ -551,7 +552,7 @@ async fn route(greeted: Greeted, door: &Door) -> Result<()> {
         let Some((service, _)) = door.inside.get() else {
             return turn_away(stream, door.not_yet()).await;
         };
-        return serve(stream, greeted.leftover, may, service.clone()).await;
+        return serve(stream, greeted.leftover, (may, hello.node), service.clone()).await;
     }
     let (service, workers) = door.inside.get().ok_or_else(early)?;
     if door.taken_in.get().is_none() {

@@ -125,7 +125,7 @@ fn first(args: &UpArgs, data: &Path, path: &Path) -> Result<ClusterFile> {
 }
 
 /// So many nodes are in the file from now on; true if there were fewer. `Invalid` if there were more, unless 0 are asked for.
-fn grow(file: &mut ClusterFile, nodes: usize) -> Result<bool> {
+fn grow(file: &mut ClusterFile, nodes: usize, nbd: &NbdAddress) -> Result<bool> {
     let has = file.nodes.len();
     if nodes < has && nodes > 0 {
         return Err(Error::invalid(format!(
@@ -140,11 +140,18 @@ fn grow(file: &mut ClusterFile, nodes: usize) -> Result<bool> {
     let numbers = file.nodes.iter().map(|n| n.id.0);
     let (mut port, mut id) = (ports.max().unwrap_or_default(), numbers.max().unwrap_or_default());
     for _ in has..nodes {
-        port = port.checked_add(1).ok_or_else(|| Error::invalid(format!("there is no port behind {port}")))?;
-        listen.set_port(port);
+        loop {
+            port = port.checked_add(1).ok_or_else(|| Error::invalid(format!("there is no free port behind {port}")))?;
+            listen.set_port(port);
+            let is_meant = matches!(nbd, NbdAddress::Tcp(at) if at.port() == port);
+            if !is_meant && probe(&listen.to_string(), Instant::now()).is_ok() {
+                break;
+            }
+        }
         id += 1;
         let name = format!("node{id}");
         let data = parent.join(&name);
+        file.came_later.push(NodeId(id));
         file.nodes.push(ClusterNode { id: NodeId(id), data, name, address: listen.to_string(), workers });
     }
     file.check()?;
@@ -160,7 +167,7 @@ fn again(mut file: ClusterFile, args: &UpArgs, path: &Path) -> Result<ClusterFil
             path.parent().unwrap_or(path).display()
         )))
     };
-    if grow(&mut file, args.nodes.map_or(0, usize::from))? {
+    if grow(&mut file, args.nodes.map_or(0, usize::from), &args.nbd)? {
         cluster_file::save(&file, path)?;
     }
     let device = file.device_size.unwrap_or(DEFAULT_DEVICE_BYTES);
@@ -223,11 +230,8 @@ impl Prepared {
     /// Nodes that are to run beside those before, in the cluster file from now on.
     pub fn grow(&mut self, nodes: usize) -> Result<Vec<Spec>> {
         let (has, mut file) = (self.cluster.nodes.len(), self.cluster.clone());
-        if !grow(&mut file, nodes)? {
+        if !grow(&mut file, nodes, &self.nbd)? {
             return Ok(Vec::new());
-        }
-        for node in &file.nodes[has..] {
-            probe(&node.address, Instant::now()).map_err(|e| bind_error(&node.name, &node.address, "--listen", &e))?;
         }
         cluster_file::save(&file, &self.data.join(CLUSTER_FILE))?;
         self.cluster = file;

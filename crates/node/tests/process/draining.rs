@@ -14,6 +14,15 @@ pub fn pattern(round: u64, block: u64) -> Vec<u8> {
     [(round * 7 + block) as u8; BLOCK].to_vec()
 }
 
+/// Says that it is time to stop, also when a test fails meanwhile.
+pub struct StopAtEnd<'a>(pub &'a AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Writes all blocks over and over until it is told to stop: rounds, and the longest wait.
 pub fn write_on(client: &mut Client, stop: &AtomicBool) -> (u64, Duration) {
     let (mut round, mut longest) = (0, Duration::ZERO);
@@ -53,10 +62,11 @@ fn a_node_is_emptied_under_load_and_taken_away() {
     let stop = AtomicBool::new(false);
     let ((rounds, longest), took) = std::thread::scope(|s| {
         let writes = s.spawn(|| write_on(&mut client, &stop));
+        let end = StopAtEnd(&stop);
         let begun = Instant::now();
         let drained = c.json(&["node", "drain", &head, "--wait"]);
         let took = begun.elapsed();
-        stop.store(true, Ordering::Relaxed);
+        drop(end);
         assert_eq!((drained["shards"].as_u64(), drained["drains"].as_bool()), (Some(0), Some(true)), "{drained}");
         (writes.join().expect("no write fails"), took)
     });
@@ -101,8 +111,9 @@ fn all_nodes_are_started_again_under_load() {
     let stop = AtomicBool::new(false);
     let (rounds, longest) = std::thread::scope(|s| {
         let writes = s.spawn(|| write_on(&mut client, &stop));
+        let end = StopAtEnd(&stop);
         let done = c.json(&["cluster", "restart"]);
-        stop.store(true, Ordering::Relaxed);
+        drop(end);
         assert_eq!(done["nodes"].as_array().map(Vec::len), Some(3), "{done}");
         writes.join().expect("no write fails")
     });
@@ -144,6 +155,7 @@ fn a_local_cluster_grows_while_it_is_used() {
     let (stop, data) = (AtomicBool::new(false), c.data().display().to_string());
     let (rounds, longest) = std::thread::scope(|s| {
         let writes = s.spawn(|| write_on(&mut client, &stop));
+        let end = StopAtEnd(&stop);
         for nodes in ["3", "5"] {
             let grown = c.json(&["up", "--data", &data, "--nodes", nodes]);
             assert_eq!(grown["nodes"].as_u64(), nodes.parse().ok(), "{grown}");
@@ -154,7 +166,7 @@ fn a_local_cluster_grows_while_it_is_used() {
                 (votes.to_string() == nodes).then_some(())
             });
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(end);
         writes.join().expect("no write fails")
     });
     say(&format!("measured: one node became five, a client waited for {longest:.1?} at most"));

@@ -1,13 +1,13 @@
 //! A cluster that grows and shrinks while its volumes are in use: nodes come, go, and take the places of others.
 
 use super::{done, refused, start_refused};
-use crate::draining::{BLOCKS, pattern, write_on};
+use crate::draining::{BLOCKS, StopAtEnd, pattern, write_on};
 use crate::support::nbd::{Client, Place};
 use crate::support::servers::Servers;
 use crate::support::tools::{say, wait_for};
 use crate::support::{Weight, turn};
 use serde_json::Value;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 const BLOCK: usize = 4096;
@@ -56,6 +56,22 @@ fn change(s: &mut Servers) {
     wait_votes(s, 3);
 }
 
+/// Another node than the first one leads; its name.
+fn another_leads(s: &mut Servers) -> String {
+    let leader = |s: &Servers| {
+        let status = s.json(&["status"]);
+        let all = status["nodes"].as_array()?.clone();
+        all.iter().find(|n| n["leads"] == true)?["name"].as_str().map(str::to_owned)
+    };
+    if wait_for("a leader", || leader(s)) == "a" {
+        s.kill("a");
+        wait_for("another leader", || leader(s).filter(|name| name != "a"));
+        s.start("a");
+        s.wait_up(4);
+    }
+    wait_for("a leader", || leader(s))
+}
+
 fn client(place: &Place, volume: &str) -> Client {
     wait_for("the gateway", || Client::connect(place, volume, true).ok())
 }
@@ -70,12 +86,13 @@ fn nodes_come_and_go_under_load() {
     let mut three = None;
     let (first, second) = std::thread::scope(|t| {
         let first = t.spawn(|| write_on(&mut one, &stop));
+        let end = StopAtEnd(&stop);
         join(&mut s, &["b", "c", "d", "e"], 1);
         s.json(&["volume", "create", "three", "--size", "64M", "--shards", "5"]);
         let three = three.insert(client(&place, "three"));
         let second = t.spawn(|| write_on(three, &stop));
         change(&mut s);
-        stop.store(true, Ordering::Relaxed);
+        drop(end);
         (first.join().expect("no error"), second.join().expect("no error"))
     });
     let longest: Duration = first.1.max(second.1);
@@ -93,9 +110,13 @@ fn nodes_come_and_go_under_load() {
     done(&s.cli(&["volume", "verify", "three"]));
     // The control plane needs three that vote.
     s.json(&["volume", "delete", "three"]);
-    s.json(&["node", "drain", "f", "--wait"]);
-    s.json(&["node", "remove", "f"]);
-    assert_eq!(s.wait_ended("f"), Some(1));
-    s.json(&["node", "drain", "c", "--wait"]);
-    refused(&s.cli(&["node", "remove", "c"]), &["there would be 2 nodes", "needs 3 that vote"]);
+    let leader = another_leads(&mut s);
+    s.json(&["node", "drain", &leader, "--wait"]);
+    s.json(&["node", "remove", &leader]);
+    assert_eq!(s.wait_ended(&leader), Some(1));
+    wait_votes(&s, 3);
+    let last = ["b", "c"].into_iter().find(|n| *n != leader).expect("one of them");
+    s.json(&["node", "drain", last, "--wait"]);
+    refused(&s.cli(&["node", "remove", last]), &["there would be 2 nodes", "needs 3 that vote"]);
+    s.wait_up(3);
 }
