@@ -64,7 +64,7 @@ impl Store {
         interval.commit().await?.committed().map(|_| ())
     }
 
-    /// By how many keys there are more. The interval sees what it has changed before.
+    /// Tells how many keys more there are. The interval sees what it has changed before.
     async fn change_one(&self, interval: &mut Interval, key: &str, value: Option<&str>) -> Result<i64> {
         if key.is_empty() || key.len() + value.map_or(0, str::len) > ENTRY_BYTES_MAX {
             return Err(Error::invalid("a key has a byte at least, and has 1,000 at most together with its value"));
@@ -93,7 +93,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Whether the count is that of the keys. They were changed together.
+    /// Compares the count with the keys. They were changed together.
     async fn check(&self) -> Result<usize> {
         let (counted, there) = (count(&self.volume.read(0, 16).await?), self.all().await?.len());
         if counted == there as u64 {

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 /// Longest that `Cluster::connect` looks for a node that answers.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
-/// What the cluster's own thread is asked.
+/// A question to the cluster's own thread.
 enum Job {
     Attach {
         name: String,
@@ -36,7 +36,7 @@ enum Job {
     },
 }
 
-/// What was attached or opened.
+/// A volume that was attached, or a snapshot that was opened.
 pub(crate) struct Found {
     pub id: VolumeId,
     pub size: u64,
@@ -196,7 +196,7 @@ async fn open_snapshot(session: &Session, name: &str, snapshot: &str) -> Result<
     Ok(Found { id: volume.id, size, opened, asker: session.asker(opened) })
 }
 
-/// Who asked may not wait any more.
+/// Tells whoever asked, who may not wait any more.
 fn answer(session: &Session, reply: oneshot::Sender<Result<Found>>, found: Result<Found>) {
     if let Err(Ok(found)) = reply.send(found) {
         session.release(found.opened);

@@ -11,7 +11,7 @@ use freebs_types::{Error, ErrorKind, Result};
 /// Bytes that are written in one interval, all writes together: those that others lie over are kept until the commit.
 pub const INTERVAL_BUFFER_MAX: usize = 4 * INTERVAL_BYTES_MAX;
 
-/// What became of an interval.
+/// The end of an interval.
 #[derive(Debug)]
 pub enum Outcome {
     /// All of it is there, and durable on a quorum.
@@ -125,7 +125,7 @@ impl Interval {
     pub fn abort(self) {}
 }
 
-/// Whether an error of this kind comes only before anything was ordered: the plan is refused before it is sent, a full node
+/// True if an error of this kind comes only before anything was ordered: the plan is refused before it is sent, a full node
 /// refuses before it orders, and old contents are read before.
 fn was_nothing(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Invalid | ErrorKind::NoSpace | ErrorKind::Corrupt)

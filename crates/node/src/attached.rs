@@ -39,7 +39,7 @@ pub struct SessionOptions {
     pub identity: Hash32,
 }
 
-/// What was opened in a session: a volume as one attachment has it, or a snapshot.
+/// The thing that was opened in a session: a volume as one attachment has it, or a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opened(Served);
 

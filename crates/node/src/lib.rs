@@ -1,4 +1,4 @@
-//! What is behind the binary `freebs`: node, gateway, supervisor and command line. It wires the other crates to sockets,
+//! Node, gateway, supervisor and command line: all of the binary `freebs`. It wires the other crates to sockets,
 //! files, clocks and signals, and decides nothing of the protocol. For programs that use volumes there is `client`, which
 //! stands on [`attached`] here, as the commands do that copy whole volumes.
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "this is an edge crate")]

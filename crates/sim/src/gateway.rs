@@ -582,12 +582,12 @@ impl Gateway {
         }
     }
 
-    /// An interval of one shard has one place, in a view that there was.
+    /// An interval has a place, in a view that there was.
     fn judge_places(&self, reply: &Reply) {
         let shards = self.control.volume(self.volume).map_or(0, |v| v.shards.len());
         let fits = |p: &Placed| p.shard.volume == self.volume && (p.shard.index as usize) < shards && p.view.0 > 0;
         match reply {
-            Reply::Committed(places) if places.len() == 1 && places.iter().all(fits) => {}
+            Reply::Committed(places) if !places.is_empty() && places.iter().all(fits) => {}
             _ => self.world.violation(format!("gateway {}: an interval was answered with {reply:?}", self.id)),
         }
     }

@@ -32,7 +32,7 @@ pub struct Change {
     pub how: How,
 }
 
-/// What the clients of a volume like to change together.
+/// The places that clients of a volume like to change together.
 #[derive(Clone, Debug)]
 pub struct Intervals {
     luck: Rng,
@@ -112,7 +112,7 @@ impl Intervals {
     }
 }
 
-/// What is left of changes that lie over one another.
+/// The runs that are left of changes which lie over one another.
 #[must_use]
 pub fn laid_over(changes: &[Change]) -> Vec<Touched> {
     let mut sectors: BTreeMap<u64, bool> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! What can't be done, and what is said of it. Nothing of it is half done.
+//! Things that can't be done, and what is said of them. Nothing of them is half done.
 
 use crate::support::{Nodes, turn};
 use freebs::{

@@ -1,4 +1,4 @@
-//! What happens together: all sectors of one update. A picture of an instant, as a snapshot is one, or the part of a read
+//! Sectors that change together: all those of one update. A picture of an instant, as a snapshot is one, or the part of a read
 //! that one member answers at once, has all of an update or nothing of it.
 //!
 //! Of an update that shows somewhere in a picture all other sectors are looked at that belong to it: each has it, or
@@ -144,7 +144,7 @@ mod tests {
                 read(o, G2, 4000 * 8, &[if has_first { c } else { x }; 8]);
             });
         }
-        // What it was to make zeroes of has the old data.
+        // The block that it was to make zeroes of has the old data.
         is_caught("against", |o| {
             let b = write(o, 8, 8);
             let x = begin(o);
