@@ -1,7 +1,7 @@
 //! A bank: money moves between accounts that lie in blocks of their own, each time in one interval. Whatever is killed,
 //! no sum is lost or made.
 
-use crate::support::{Nodes, turn};
+use crate::support::Nodes;
 use freebs::{Cluster, Volume};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -65,7 +65,6 @@ async fn transfers(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bank_loses_nothing_when_heads_are_killed() {
-    let _turn = turn();
     let nodes = Nodes::up();
     let addresses = nodes.addresses();
     let cluster = Cluster::connect(&addresses.iter().map(String::as_str).collect::<Vec<_>>()).await.unwrap();

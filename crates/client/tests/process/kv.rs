@@ -1,6 +1,6 @@
 //! The example `kv`, killed at random points: both keys of a pair or neither, no answered pair lost, and the count agrees.
 
-use crate::support::{Nodes, program, turn};
+use crate::support::{Nodes, program};
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -32,7 +32,6 @@ fn killed_after(nodes: &Nodes, wait: Duration) -> Option<u64> {
 
 #[test]
 fn a_store_without_a_log_survives_kills() {
-    let _turn = turn();
     let nodes = Nodes::up();
     let run = |args: &[&str]| said(&kv(&nodes, args).output().expect("it runs"));
     run(&["put", "apple", "red", "plum", "blue"]);

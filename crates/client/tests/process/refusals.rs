@@ -1,6 +1,6 @@
 //! Things that can't be done, and what is said of them. Nothing of them is half done.
 
-use crate::support::{Nodes, turn};
+use crate::support::Nodes;
 use freebs::{
     Cluster, ErrorKind, INTERVAL_BYTES_MAX, INTERVAL_CHANGES_MAX, INTERVAL_RUNS_MAX, Interval, Outcome, Volume,
 };
@@ -47,7 +47,6 @@ async fn limits(volume: &Volume) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_can_not_be_done_is_said() {
-    let _turn = turn();
     let nodes = Nodes::up();
     nodes.cli(&["volume", "create", "wide", "--size", "64M", "--shards", "4"]);
     let addresses = nodes.addresses();

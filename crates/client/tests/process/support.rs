@@ -21,15 +21,13 @@ pub fn program(name: &str) -> PathBuf {
 }
 
 /// One cluster at a time: they share the machine.
-pub fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static TURN: Mutex<()> = Mutex::new(());
 
 pub struct Nodes {
     dir: TempDir,
     base: u16,
     up: Child,
+    _turn: MutexGuard<'static, ()>,
 }
 
 fn free_ports(count: u16) -> u16 {
@@ -41,6 +39,7 @@ fn free_ports(count: u16) -> u16 {
 impl Nodes {
     /// Three nodes and the volume `demo` of 64 MiB.
     pub fn up() -> Self {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let dir =
             tempfile::Builder::new().prefix("client-").tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
         let base = free_ports(4);
@@ -58,7 +57,7 @@ impl Nodes {
                 Ok(())
             });
         }
-        let nodes = Self { up: up.spawn().expect("freebs starts"), dir, base };
+        let nodes = Self { up: up.spawn().expect("freebs starts"), dir, base, _turn: turn };
         let begun = Instant::now();
         while !nodes.printed().lines().any(|l| l.starts_with("ready")) {
             assert!(begun.elapsed() < PATIENCE, "not ready: {}", nodes.log());
