@@ -81,7 +81,7 @@ impl Nodes {
     /// A `freebs` command that must succeed.
     pub fn cli(&self, args: &[&str]) -> Vec<u8> {
         let mut command = Command::new(program("freebs"));
-        let out = command.args(args).env("FREEBS_CLUSTER", self.addresses().join(",")).output().expect("freebs runs");
+        let out = command.arg("--cluster").arg(self.addresses().join(",")).args(args).output().expect("freebs runs");
         let said = String::from_utf8_lossy(&out.stderr);
         assert!(out.status.success(), "freebs {args:?}: {said}\n{}", self.log());
         out.stdout
