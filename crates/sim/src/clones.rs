@@ -99,7 +99,9 @@ async fn use_it(c: &Rc<Cluster>, clone: VolumeId, origin: (VolumeId, Instant)) {
     let group = if volume.shards.len() > 1 { volume.stripe } else { 1 << 20 };
     c.oracle.add_clone(clone, group, origin);
     let luck = Rng::fork(c.config.seed, 300 + clone.0);
-    c.use_volume(clone, Workload::draw(luck, sectors, stripe, REQUESTS));
+    let mut work = Workload::draw(luck, sectors, stripe, REQUESTS);
+    work.may_have_intervals(Rng::fork(c.config.seed, 800 + clone.0), stripe, volume.shards.len() as u64);
+    c.use_volume(clone, work);
 }
 
 /// True of a clone's shard that can't begin: fewer members than its first view needs have what it begins with, or can have it.

@@ -145,6 +145,7 @@ fn make_volumes(config: &Config, control: &Control, oracle: &Oracle) -> Result<V
         oracle.add_volume(id, stripe);
         let luck = Rng::fork(config.seed, 200 + i as u64);
         let mut work = Workload::draw(luck, v.size / unit, v.stripe / unit, v.requests);
+        work.may_have_intervals(Rng::fork(config.seed, 700 + i as u64), v.stripe / unit, u64::from(v.shards));
         if config.is_crowded {
             work.crowd();
         }

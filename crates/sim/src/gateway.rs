@@ -6,6 +6,7 @@
 
 use crate::content;
 use crate::control::{Control, Plane};
+use crate::intervals::{self, Change};
 use crate::network::{Arrival, EndPoint, Network, Place};
 use crate::node::Rate;
 use crate::oracle::{Oracle, Reading};
@@ -14,7 +15,7 @@ use crate::world::World;
 use bytes::Bytes;
 use freebs_agent::{Attachment, Commands, DriverLinks, Right, Wanted, news_of};
 use freebs_control::State;
-use freebs_driver::{Action, Driver, DriverConfig, Event, Op, Piece, Reply, StatusRun};
+use freebs_driver::{Action, Driver, DriverConfig, Event, Op, Piece, Placed, Reply, StatusRun};
 use freebs_io::LinkId;
 use freebs_types::{ErrorKind, Generation, Nanos, Peer, Result, SECTOR, VolumeId};
 use std::cell::{Cell, RefCell};
@@ -31,6 +32,7 @@ const SCAN_DEPTH: usize = 4;
 /// What the driver's token stands for.
 enum Open {
     Write { id: content::Value, first: u64, count: u64, slot: bool },
+    Interval { id: content::Value, changes: Vec<Change>, slot: bool },
     Read { reading: Reading, first: u64, count: u64, slot: bool },
     Status { reading: Reading, first: u64, count: u64 },
     Flush,
@@ -479,6 +481,7 @@ impl Gateway {
         self.tokens.set(token);
         let (volume, generation) = (self.volume, self.generation);
         let unit = SECTOR as u64;
+        let said = format!("{wish:?}");
         let write = |first, count, zero| self.oracle.begin_write(volume, generation, first, count, zero);
         let (op, open) = match wish {
             Wish::Write { first, count, fua } => {
@@ -507,18 +510,19 @@ impl Gateway {
                 let reading = self.oracle.begin_read(volume, generation);
                 (Op::Status { offset: first * unit, len: count * unit }, Open::Status { reading, first, count })
             }
+            Wish::Interval(changes) => {
+                self.world.count("intervals");
+                let id = self.oracle.begin_interval(volume, generation, intervals::laid_over(&changes));
+                let op = Op::Interval { changes: intervals::for_driver(volume, id, &changes) };
+                (op, Open::Interval { id, changes, slot })
+            }
             Wish::Flush => (Op::Flush, Open::Flush),
         };
-        self.world.say(|| {
-            format!(
-                "gateway {}: request {token} {wish:?}{}",
-                self.id,
-                match &open {
-                    Open::Write { id, .. } => format!(" is write {id}"),
-                    _ => String::new(),
-                }
-            )
-        });
+        let name = match &open {
+            Open::Write { id, .. } | Open::Interval { id, .. } => format!(" is write {id}"),
+            _ => String::new(),
+        };
+        self.world.say(|| format!("gateway {}: request {token} {said}{name}", self.id));
         self.open.borrow_mut().insert(token, (self.world.now(), open));
         self.step(Event::Client { token, op });
     }
@@ -535,11 +539,14 @@ impl Gateway {
         }
         let slot = match open {
             Open::Write { id, first, count, slot } => {
-                self.world.say(|| format!("gateway {}: write {id} ended, ok {}", self.id, result.is_ok()));
-                self.oracle.end_write(self.volume, id, result.is_ok());
-                self.world.moment("answer");
-                if result.is_err() {
-                    self.work.borrow_mut().failed(first, count);
+                self.end_write(id, result.is_ok(), &[(first, count)]);
+                slot
+            }
+            Open::Interval { id, changes, slot } => {
+                let places: Vec<_> = changes.iter().map(|c| (c.first, c.count)).collect();
+                self.end_write(id, result.is_ok(), &places);
+                if let Ok(reply) = result {
+                    self.judge_places(&reply);
                 }
                 slot
             }
@@ -564,6 +571,25 @@ impl Gateway {
             self.next_soon();
         }
         self.close_if_answered();
+    }
+
+    fn end_write(&self, id: content::Value, ok: bool, places: &[(u64, u64)]) {
+        self.world.say(|| format!("gateway {}: write {id} ended, ok {ok}", self.id));
+        self.oracle.end_write(self.volume, id, ok);
+        self.world.moment("answer");
+        if !ok {
+            places.iter().for_each(|(first, count)| self.work.borrow_mut().failed(*first, *count));
+        }
+    }
+
+    /// An interval has a place, in a view that there was.
+    fn judge_places(&self, reply: &Reply) {
+        let shards = self.control.volume(self.volume).map_or(0, |v| v.shards.len());
+        let fits = |p: &Placed| p.shard.volume == self.volume && (p.shard.index as usize) < shards && p.view.0 > 0;
+        match reply {
+            Reply::Committed(places) if !places.is_empty() && places.iter().all(fits) => {}
+            _ => self.world.violation(format!("gateway {}: an interval was answered with {reply:?}", self.id)),
+        }
     }
 
     fn judge_error(&self, kind: ErrorKind, text: &str) {

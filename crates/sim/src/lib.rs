@@ -16,6 +16,7 @@ mod faults;
 mod forced;
 mod gateway;
 mod history;
+mod intervals;
 mod leader;
 mod less;
 mod lost;

@@ -59,12 +59,13 @@ pub const CHAIN: [Chain; 31] = [
 
 /// Mutants of the driver. `OlderNotWaitedFor` (L3), `LeasesOfAnyView` and `OneLeaseIsEnough` (L1) are not among them, for the
 /// same reason; the tests of `driver` notice them.
-pub const DRIVER: [Driver; 10] = [
+pub const DRIVER: [Driver; 11] = [
     Driver::CountAcrossViews,
     Driver::NoReadFloor,
     Driver::NoBarrier,
     Driver::NoReadWait,
     Driver::ForgetGivenUp,
+    Driver::SplitInterval,
     Driver::SharedUpdates,
     Driver::NewNumberOnRepeat,
     Driver::AnswerOrdered,

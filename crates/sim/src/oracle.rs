@@ -10,8 +10,8 @@
 //! - An unanswered write took effect before its successor's attachment was ready, or never (CONTRACT 9, rule R2). So
 //!   its first end is that moment if it is ever seen.
 //! - A write that was given up with an error is decided before any later read of it is answered (R3).
-//! - One update of one shard is there as a whole or not at all (CONTRACT 8), and blocks that were written whole are
-//!   read whole (CONTRACT 7).
+//! - One update of one shard is there as a whole or not at all (CONTRACT 8), and a read shows an instant of all that an
+//!   update may touch at once (CONTRACT 7). An interval is one update, however far apart its changes are (`together`).
 //!
 //! Order is that of events, not of the clock. Zeroes have no name: a read of zeroes counts for the one zeroing write
 //! (or the beginning) that it can have been, and for none while there are several. A clone's sector begins with what the
@@ -19,11 +19,15 @@
 //! instant of the snapshot. Once an attachment is ready nothing
 //! older may succeed (CONTRACT 14); what older ones read while it is not ready is not judged.
 
+mod together;
+
 use crate::content::Value;
 use crate::world::World;
 use freebs_types::{BLOCK, Generation, SECTOR, VolumeId};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
 use std::rc::Rc;
 
 /// Sectors of a block.
@@ -43,19 +47,41 @@ enum End {
     Failed(Stamp),
 }
 
+/// Sectors that get data, or zeroes, by one write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touched {
+    pub first: u64,
+    pub count: u64,
+    pub zero: bool,
+}
+
+impl Touched {
+    fn sectors(&self) -> Range<u64> {
+        self.first..self.first + self.count
+    }
+}
+
+impl fmt::Display for Touched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sectors {}+{}{}", self.first, self.count, if self.zero { ", zeroes" } else { "" })
+    }
+}
+
 #[derive(Clone, Debug)]
 struct Write {
     generation: Generation,
-    first: u64,
-    count: u64,
-    zero: bool,
+    /// One run, or those of an interval, in order.
+    runs: Vec<Touched>,
+    is_interval: bool,
     begun: Stamp,
     end: End,
+    /// First end of a read that returned it in any sector, if that tells of all of them.
+    seen: Option<Stamp>,
 }
 
 impl Write {
-    fn covers_block(&self, block: u64) -> bool {
-        self.first <= block * BLOCK_SECTORS && (block + 1) * BLOCK_SECTORS <= self.first + self.count
+    fn covers(&self, sector: u64) -> bool {
+        self.runs.iter().any(|r| r.sectors().contains(&sector))
     }
 }
 
@@ -63,6 +89,8 @@ impl Write {
 #[derive(Clone, Debug)]
 struct Cluster {
     write: Value,
+    /// It made the sector read as zeroes.
+    zero: bool,
     begun: Stamp,
     /// First end of a read that returned it.
     seen: Option<Stamp>,
@@ -94,7 +122,7 @@ struct Volume {
 
 /// The beginning of a sector: zeroes, or what a snapshot had there.
 fn beginning() -> Cluster {
-    Cluster { write: 0, begun: 0, seen: Some(0), last_read: 0, dead: false, forced: None }
+    Cluster { write: 0, zero: true, begun: 0, seen: Some(0), last_read: 0, dead: false, forced: None }
 }
 
 /// A zone: first end and last beginning.
@@ -126,10 +154,6 @@ impl Volume {
         self.generations.range(g.next()..).filter_map(|(_, (_, ready))| *ready).min()
     }
 
-    fn is_zero(&self, write: Value) -> bool {
-        write == 0 || self.writes.get(&write).is_some_and(|w| w.zero)
-    }
-
     fn zone(&self, c: &Cluster) -> Option<Zone> {
         if let Some(generation) = c.forced {
             let ready = self.generations.range(generation..).filter_map(|(_, (_, ready))| *ready).min();
@@ -144,7 +168,7 @@ impl Volume {
             End::Done(at) => Some(at),
             _ => None,
         };
-        let f = [done, c.seen].into_iter().flatten().min()?;
+        let f = [done, c.seen, w.seen].into_iter().flatten().min()?;
         // What happened at all happened before the next attachment was ready.
         let f = self.superseded(w.generation).map_or(f, |t| f.min(t));
         Some(Zone { f, s: c.begun.max(c.last_read) })
@@ -154,12 +178,11 @@ impl Volume {
         match self.writes.get(&c.write) {
             None => format!("the beginning (zeroes, {:?})", self.zone(c)),
             Some(w) => format!(
-                "write {} of generation {} (sectors {}+{}{}, begun {}, {:?}, seen {:?}, last read {}, zone {:?})",
+                "{} {} of generation {} ({}, begun {}, {:?}, seen {:?}, last read {}, zone {:?})",
+                if w.is_interval { "interval" } else { "write" },
                 c.write,
                 w.generation,
-                w.first,
-                w.count,
-                if w.zero { ", zeroes" } else { "" },
+                w.runs.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
                 w.begun,
                 w.end,
                 c.seen,
@@ -171,11 +194,9 @@ impl Volume {
 
     /// A cluster that `changed` can't live with.
     fn conflict(&self, all: &[Cluster], changed: usize, zone: Zone) -> Option<usize> {
-        let mine = self.is_zero(all[changed].write);
+        let mine = all[changed].zero;
         (0..all.len()).find(|i| {
-            *i != changed
-                && !(mine && self.is_zero(all[*i].write))
-                && self.zone(&all[*i]).is_some_and(|z| z.conflicts(zone))
+            *i != changed && !(mine && all[*i].zero) && self.zone(&all[*i]).is_some_and(|z| z.conflicts(zone))
         })
     }
 }
@@ -278,6 +299,7 @@ impl Oracle {
             for c in all.iter_mut().filter(is_older) {
                 *c = Cluster {
                     write: c.write,
+                    zero: c.zero,
                     begun: now,
                     seen: None,
                     last_read: 0,
@@ -291,18 +313,27 @@ impl Oracle {
 
     /// A write begins; `zero` for trims, zeroes, and data that are zeroes.
     pub fn begin_write(&self, volume: VolumeId, generation: Generation, first: u64, count: u64, zero: bool) -> Value {
+        self.begin((volume, generation), vec![Touched { first, count, zero }], false)
+    }
+
+    /// An interval begins: all of these sectors, in order and none twice, or none of them.
+    pub fn begin_interval(&self, volume: VolumeId, generation: Generation, runs: Vec<Touched>) -> Value {
+        self.begin((volume, generation), runs, true)
+    }
+
+    fn begin(&self, (volume, generation): (VolumeId, Generation), runs: Vec<Touched>, is_interval: bool) -> Value {
         let id = self.next.get() + 1;
         self.next.set(id);
         let begun = self.stamp();
         if let Some(v) = self.volumes.borrow_mut().get_mut(&volume) {
-            v.writes.insert(id, Write { generation, first, count, zero, begun, end: End::Open });
-            for s in first..first + count {
+            for (s, zero) in runs.iter().flat_map(|r| r.sectors().map(|s| (s, r.zero))) {
                 let start = || vec![beginning()];
                 let over = v.forced.iter().rev().find(|(_, g, is_in)| generation < *g && is_in(s));
                 let forced = over.map(|(_, g, _)| *g);
-                let c = Cluster { write: id, begun, seen: None, last_read: 0, dead: false, forced };
+                let c = Cluster { write: id, zero, begun, seen: None, last_read: 0, dead: false, forced };
                 v.sectors.entry(s).or_insert_with(start).push(c);
             }
+            v.writes.insert(id, Write { generation, runs, is_interval, begun, end: End::Open, seen: None });
         }
         id
     }
@@ -322,7 +353,7 @@ impl Oracle {
             let text = format!("a write of generation {} succeeded after a newer one was ready", w.generation);
             self.world.violation(format!("volume {volume}: {text} (write {write})"));
         }
-        for s in w.first..w.first + w.count {
+        for s in w.runs.iter().flat_map(Touched::sectors) {
             let Some(all) = v.sectors.get(&s) else { continue };
             let Some(mine) = all.iter().position(|c| c.write == write && c.forced.is_none()) else { continue };
             if all[mine].dead {
@@ -345,7 +376,7 @@ impl Oracle {
         let mut newest: Option<(Stamp, String)> = None;
         for (volume, sector, value) in values {
             let Some((v, all)) = volumes.get(volume).and_then(|v| Some((v, v.sectors.get(sector)?))) else { continue };
-            let has_zeroes = all.iter().any(|c| c.write != 0 && v.is_zero(c.write));
+            let has_zeroes = all.iter().any(|c| c.write != 0 && c.zero);
             let own = v.writes.get(value);
             let name = |what: Value| format!("write {what} of volume {volume} sector {sector}");
             if let Some(w) = own.filter(|w| newest.as_ref().is_none_or(|n| w.begun > n.0)) {
@@ -387,6 +418,16 @@ impl Oracle {
         {
             self.world
                 .violation(format!("a snapshot is no instant (S1): it has {new}, and lacks {old}, answered before"));
+        }
+        let mut of_volumes: BTreeMap<VolumeId, BTreeMap<u64, Value>> = BTreeMap::new();
+        for (volume, sector, value) in values {
+            of_volumes.entry(*volume).or_default().insert(*sector, *value);
+        }
+        for (volume, shown) in &of_volumes {
+            let Some(v) = volumes.get(volume) else { continue };
+            if let Some(why) = v.torn(shown) {
+                self.world.violation(format!("a snapshot of volume {volume}: {why}"));
+            }
         }
     }
 
@@ -436,10 +477,12 @@ impl Oracle {
                 return;
             }
         }
-        let blocks = first.div_ceil(BLOCK_SECTORS)..(first + values.len() as u64) / BLOCK_SECTORS;
-        for b in blocks {
-            let at = (b * BLOCK_SECTORS - first) as usize;
-            self.check_block(v, volume, b, &values[at..at + BLOCK_SECTORS as usize], begun);
+        let mut groups: BTreeMap<u64, BTreeMap<u64, Value>> = BTreeMap::new();
+        for (s, value) in (first..).zip(values) {
+            groups.entry(s / v.group).or_default().insert(s, *value);
+        }
+        if let Some(why) = groups.values().find_map(|shown| v.torn(shown)) {
+            self.world.violation(format!("volume {volume}, a read begun {begun}: {why}"));
         }
     }
 
@@ -451,7 +494,7 @@ impl Oracle {
             let first = &mut v.sectors.entry(sector).or_insert_with(|| vec![beginning()])[0];
             // The first read that shows what the snapshot had.
             if value != 0 && !v.writes.contains_key(&value) && (first.write, first.last_read) == (0, 0) {
-                first.write = value;
+                (first.write, first.zero) = (value, false);
             }
         }
         let Some(all) = v.sectors.get(&sector) else {
@@ -490,6 +533,9 @@ impl Oracle {
                 self.world.violation(format!("{text}, but an earlier read has shown that it never happened"));
                 return false;
             }
+            if let Some(w) = v.writes.get_mut(&c.write).filter(|w| w.is_interval && c.forced.is_none()) {
+                w.seen = Some(w.seen.map_or(now, |s| s.min(now)));
+            }
         }
         if self.check(volume, v, sector, i, &format!("is read ({begun} to {now})")) {
             return false;
@@ -501,7 +547,7 @@ impl Oracle {
     fn zero_candidates(&self, v: &Volume, all: &[Cluster], begun: Stamp, now: Stamp) -> Vec<usize> {
         let fits = |i: &usize| {
             let c = &all[*i];
-            if c.dead || !v.is_zero(c.write) {
+            if c.dead || !c.zero {
                 return false;
             }
             let read = Cluster {
@@ -531,7 +577,8 @@ impl Oracle {
                     && !c.dead
                     && c.seen.is_none()
                     && zone.f < c.begun
-                    && v.writes.get(&c.write).is_some_and(|w| is_decided(w) && !w.zero)
+                    && !c.zero
+                    && v.writes.get(&c.write).is_some_and(is_decided)
             })
             .collect();
         let group = v.group;
@@ -562,32 +609,6 @@ impl Oracle {
         true
     }
 
-    /// A block of a read: of the writes that covered it wholly only one can show.
-    fn check_block(&self, v: &Volume, volume: VolumeId, block: u64, values: &[Value], begun: Stamp) {
-        let whole = |value: &Value| v.writes.get(value).is_some_and(|w| w.covers_block(block));
-        let mut shown: Vec<Value> = values.iter().copied().filter(|x| *x != 0 && whole(x)).collect();
-        shown.sort_unstable();
-        shown.dedup();
-        if shown.len() > 1 {
-            self.world
-                .violation(format!("volume {volume} block {block} is torn between writes {values:?} (read {begun})"));
-        }
-        let Some(a) = shown.first().and_then(|x| v.writes.get(x)) else { return };
-        for (i, _) in values.iter().enumerate().filter(|(_, x)| **x == 0) {
-            let sector = block * BLOCK_SECTORS + i as u64;
-            let Some(all) = v.sectors.get(&sector) else { continue };
-            // Zeroes beside a whole write come from a smaller zeroing write that was not over before it.
-            let explained = all.iter().any(|c| {
-                v.writes.get(&c.write).is_some_and(|w| w.zero && !w.covers_block(block))
-                    && v.zone(c).is_none_or(|z| z.f > a.begun)
-            });
-            if !explained {
-                self.world.violation(format!("volume {volume} block {block} is torn: zeroes beside writes {values:?}"));
-                return;
-            }
-        }
-    }
-
     /// Everything once more at the end, when all ends are known.
     pub fn check_all(&self) {
         let volumes = self.volumes.borrow();
@@ -603,35 +624,29 @@ impl Oracle {
     }
 }
 
-/// The sectors of one update around `sector`.
-fn group_of(w: &Write, sector: u64, group: u64) -> std::ops::Range<u64> {
-    let begin = sector / group * group;
-    w.first.max(begin)..(w.first + w.count).min(begin + group)
-}
-
 fn seen_in_group(v: &Volume, write: Value, sector: u64, group: u64) -> Option<u64> {
-    let w = v.writes.get(&write).filter(|w| !w.zero)?;
-    let is_seen =
-        |s: &u64| v.sectors.get(s).is_some_and(|all| all.iter().any(|c| c.write == write && c.seen.is_some()));
-    group_of(w, sector, group).find(is_seen)
+    let w = v.writes.get(&write)?;
+    let is_seen = |c: &Cluster| c.write == write && c.seen.is_some() && !c.zero;
+    let has_seen = |s: &u64| v.sectors.get(s).is_some_and(|all| all.iter().any(is_seen));
+    w.update_around(sector, group).find(has_seen)
 }
 
 fn dead_in_group(v: &Volume, write: Value, sector: u64, group: u64) -> Option<u64> {
-    let w = v.writes.get(&write).filter(|w| !w.zero && !matches!(w.end, End::Done(_)))?;
+    let w = v.writes.get(&write).filter(|w| !matches!(w.end, End::Done(_)))?;
     let is_dead = |s: &u64| v.sectors.get(s).is_some_and(|all| all.iter().any(|c| c.write == write && c.dead));
-    group_of(w, sector, group).find(is_dead)
+    w.update_around(sector, group).find(is_dead)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const V: VolumeId = VolumeId(1);
-    const G1: Generation = Generation(1);
-    const G2: Generation = Generation(2);
+    pub(super) const V: VolumeId = VolumeId(1);
+    pub(super) const G1: Generation = Generation(1);
+    pub(super) const G2: Generation = Generation(2);
     const G3: Generation = Generation(3);
 
-    fn with(test: impl FnOnce(&Oracle)) -> Vec<String> {
+    pub(super) fn with(test: impl FnOnce(&Oracle)) -> Vec<String> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
             let world = World::new(1, false);
@@ -645,18 +660,18 @@ mod tests {
         })
     }
 
-    fn write(o: &Oracle, first: u64, count: u64) -> Value {
+    pub(super) fn write(o: &Oracle, first: u64, count: u64) -> Value {
         let w = o.begin_write(V, G1, first, count, false);
         o.end_write(V, w, true);
         w
     }
 
-    fn read(o: &Oracle, g: Generation, first: u64, values: &[Value]) {
+    pub(super) fn read(o: &Oracle, g: Generation, first: u64, values: &[Value]) {
         let r = o.begin_read(V, g);
         o.end_read(r, first, values);
     }
 
-    fn is_caught(word: &str, test: impl FnOnce(&Oracle)) {
+    pub(super) fn is_caught(word: &str, test: impl FnOnce(&Oracle)) {
         let found = with(test);
         assert!(found.iter().any(|v| v.contains(word)), "expected '{word}' in {found:?}");
     }

@@ -1,5 +1,6 @@
 //! What clients of a volume do: a few hot blocks that everybody fights for, some wide requests, some of everything.
 
+use crate::intervals::{Change, Intervals};
 use crate::oracle::BLOCK_SECTORS;
 use crate::rng::Rng;
 use freebs_types::Nanos;
@@ -9,7 +10,7 @@ use std::collections::VecDeque;
 const RECENT: usize = 4;
 
 /// One request, in sectors.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Wish {
     Read {
         first: u64,
@@ -34,6 +35,8 @@ pub enum Wish {
         count: u64,
         may_trim: bool,
     },
+    /// All of them together.
+    Interval(Vec<Change>),
     Flush,
     Status {
         first: u64,
@@ -111,6 +114,7 @@ pub struct Workload {
     failed: VecDeque<(u64, u64)>,
     /// Odds that a new gateway first reads everything.
     scan: f64,
+    intervals: Option<Intervals>,
 }
 
 impl Workload {
@@ -148,7 +152,14 @@ impl Workload {
             recent: VecDeque::new(),
             failed: VecDeque::new(),
             scan,
+            intervals: None,
         }
+    }
+
+    /// In half of the volumes some of what is changed is changed in intervals. `stripe` in sectors.
+    pub fn may_have_intervals(&mut self, luck: Rng, stripe: u64, shards: u64) {
+        self.intervals =
+            Intervals::draw(luck, &self.hot, self.sectors, if shards > 1 { stripe } else { self.sectors }, shards);
     }
 
     /// Everybody wants the same one or two blocks, all the time.
@@ -227,6 +238,11 @@ impl Workload {
         if let Some((first, count)) = self.failed.pop_front() {
             return Some(Wish::Read { first, count });
         }
+        if let Some(changes) = self.intervals.as_mut().and_then(Intervals::next) {
+            let place = changes.first().map(|c| (c.first, c.count.min(64)));
+            place.into_iter().for_each(|p| self.remember(p));
+            return Some(Wish::Interval(changes));
+        }
         let shares = self.mix.shares();
         let mut at = self.luck.below(shares.iter().sum());
         let kind = shares.iter().position(|s| {
@@ -236,12 +252,16 @@ impl Workload {
         });
         let wish = self.wish(kind.unwrap_or(0));
         if let Wish::Write { first, count, .. } | Wish::Trim { first, count } | Wish::Zero { first, count, .. } = wish {
-            self.recent.push_back((first, count.min(64)));
-            if self.recent.len() > RECENT {
-                self.recent.pop_front();
-            }
+            self.remember((first, count.min(64)));
         }
         Some(wish)
+    }
+
+    fn remember(&mut self, place: (u64, u64)) {
+        self.recent.push_back(place);
+        if self.recent.len() > RECENT {
+            self.recent.pop_front();
+        }
     }
 
     fn wish(&mut self, kind: usize) -> Wish {

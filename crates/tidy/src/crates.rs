@@ -14,7 +14,7 @@ pub const FLOORS: &[&[&str]] = &[
     &["chain", "consensus", "disk"],
     &["agent"],
     &["fuzz", "liblsvd", "node", "sim"],
-    &["tidy", "xtask"],
+    &["client", "tidy", "xtask"],
 ];
 
 /// The crates that are deterministic: no thread, socket, file, clock or random generator of their own.

@@ -62,7 +62,7 @@ async fn gateway(options: GatewayOptions) -> Result<()> {
     plane.announce(gateway_info(options.name.clone(), &nbd));
     tracing::info!(gateway = options.name, %nbd, "up");
     stop.wait().await;
-    stop_workers(vec![handle]).await;
+    stop_workers(&[handle]).await;
     tracing::info!(gateway = options.name, "stopped");
     Ok(())
 }

@@ -300,7 +300,7 @@ async fn asked_in_vain(volumes: usize, attach: Duration) -> (String, Duration) {
         // The client is still welcome.
         client.write_all(&option(LIST)).await.unwrap();
         assert_eq!(reply(&mut client).await.0, 2);
-        stop_workers(vec![handle]).await;
+        stop_workers(&[handle]).await;
         (String::from_utf8(text).unwrap(), took)
     })
     .await

@@ -116,7 +116,7 @@ async fn node(options: NodeOptions) -> Result<()> {
     if told == signals::Told::Stop {
         hand_over(&service).await;
     }
-    stop_workers(handles.workers).await;
+    stop_workers(&handles.workers).await;
     tracing::info!(node = me.name, "stopped");
     ended.map(|_| ())
 }
@@ -429,9 +429,9 @@ pub fn pass_on_state<C: ControlPlane>(control: Arc<C>, workers: Workers) {
 }
 
 /// Ends workers in good order, and waits for their threads a while.
-pub async fn stop_workers(handles: Vec<WorkerHandle>) {
+pub async fn stop_workers(handles: &[WorkerHandle]) {
     let mut done = Vec::new();
-    for h in &handles {
+    for h in handles {
         let (reply, stopped) = oneshot::channel();
         let _ = h.commands.send(Command::Stop { reply });
         done.push(stopped);

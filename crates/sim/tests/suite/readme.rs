@@ -27,8 +27,7 @@ const HUNTS: [(&str, &str); 3] = [
 
 /// Mutants that no seed is recorded for, and the test that notices each: crate, mutant, file below `crates`, and name.
 /// Why the simulator has no run that shows those of chain, driver and control, `freebs_sim::mutants` and `mutants.rs` say.
-const STORIES: [(&str, &str, &str, &str); 67] = [
-    ("driver", "SplitInterval", "driver/tests/suite/rules/intervals.rs", "scattered_changes_are_one_update"),
+const STORIES: [(&str, &str, &str, &str); 66] = [
     (
         "consensus",
         "EveryFoundingIsHeard",

@@ -20,15 +20,16 @@ fn assert_good(o: &Outcome) {
 
 #[test]
 fn five_hundred_seeds() {
-    let (mut events, mut writes, mut reads, mut n) = (0, 0, 0, 0);
+    let (mut events, mut writes, mut reads, mut intervals, mut n) = (0, 0, 0, 0, 0);
     for seed in freebs_testing::seeds(SEEDS.0, SEEDS.1) {
         let o = run(FIRST + seed, Mutants::default(), false);
         assert_good(&o);
         (events, writes, reads, n) = (events + o.events, writes + o.writes, reads + o.reads, n + 1);
+        intervals += o.counts.get("intervals").unwrap_or(&0);
     }
-    println!("{n} seeds, {events} events, {writes} writes and {reads} reads judged");
+    println!("{n} seeds, {events} events, {writes} writes ({intervals} intervals begun) and {reads} reads judged");
     // A run that does nothing would pass as well.
-    assert!(n < 25 || (events > 1000 * n && writes > 50 * n && reads > 25 * n));
+    assert!(n < 25 || (events > 1000 * n && writes > 50 * n && reads > 25 * n && intervals > 5 * n));
 }
 
 #[test]

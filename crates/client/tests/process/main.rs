@@ -1,0 +1,8 @@
+//! Programs on a cluster of real processes, under real kills.
+
+#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "tests of real processes in real time")]
+
+mod bank;
+mod kv;
+mod refusals;
+mod support;
