@@ -7,7 +7,7 @@
 //!     kv 127.0.0.1:7400 store list
 //!     kv 127.0.0.1:7400 store check
 //!
-//! The first block counts the keys. Each other one is a bucket: a key lies in the bucket of its hash, as lengths (2 bytes
+//! The first block counts the keys, and the buckets. Each other one is a bucket: a key lies in the bucket of its hash, as lengths (2 bytes
 //! each), key and value, one behind the other, and zeroes behind the last. A put changes buckets and the count together, so
 //! they agree after any crash, without a journal, a checksum or a repair at the start.
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "a program of the edge")]
@@ -29,17 +29,23 @@ struct Store {
 }
 
 impl Store {
-    /// Opens the store of a volume, and begins one in a volume that is empty.
-    async fn open(volume: Volume) -> Result<Self> {
-        let buckets = volume.size() / BLOCK as u64 - 1;
-        let store = Self { volume, buckets };
-        let head = store.volume.read(0, 16).await?;
-        if head == [0; 16] {
-            store.volume.write(0, MAGIC.to_vec()).await?;
-        } else if head[..8] != MAGIC[..] {
+    /// Opens the store of a volume; `begins`: begins one if nothing is in the volume's first MiB.
+    async fn open(volume: Volume, begins: bool) -> Result<Self> {
+        let first = volume.read(0, volume.size().min(1 << 20) as usize).await?;
+        let number = |at: usize| u64::from_le_bytes(first[at..at + 8].try_into().expect("8 bytes"));
+        let fits = volume.size() / BLOCK as u64 - 1;
+        if first[..8] == MAGIC[..] && (1..=fits).contains(&number(16)) {
+            return Ok(Self { volume, buckets: number(16) });
+        }
+        if first.iter().any(|b| *b != 0) {
             return Err(Error::invalid("the volume has something else in it than a store"));
         }
-        Ok(store)
+        if !begins {
+            return Err(Error::not_found("there is no store in the volume; put begins one"));
+        }
+        // How many buckets there are is kept: where a key lies is to stay the same when the volume grows.
+        volume.write(0, [&MAGIC[..], &[0; 8], &fits.to_le_bytes()].concat()).await?;
+        Ok(Self { volume, buckets: fits })
     }
 
     fn place(&self, key: &str) -> u64 {
@@ -132,7 +138,7 @@ fn bucket(entries: &[(String, String)]) -> Result<Vec<u8>> {
         bytes.extend_from_slice(value.as_bytes());
     }
     if bytes.len() > BLOCK {
-        return Err(Error::no_space("a bucket is full: use a larger volume"));
+        return Err(Error::no_space("a bucket is full: begin a store in a larger volume"));
     }
     bytes.resize(BLOCK, 0);
     Ok(bytes)
@@ -190,7 +196,8 @@ async fn main() {
         // The name makes the next process the owner of what one has left that was killed.
         let cluster = Cluster::connect_as(&addresses, "kv-example").await?;
         let volume = Volume::attach(&cluster, volume).await?;
-        let done = run(&Store::open(volume.clone()).await?, rest).await;
+        let begins = matches!(rest.first(), Some(&("put" | "load")));
+        let done = run(&Store::open(volume, begins).await?, rest).await;
         cluster.close().await;
         done
     };

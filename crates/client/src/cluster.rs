@@ -123,20 +123,27 @@ impl Cluster {
         self.ask(|reply| Job::OpenSnapshot { volume, snapshot, reply }).await
     }
 
-    fn forget(&self, id: VolumeId) {
-        self.0.attached.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
-    }
-
-    pub(crate) async fn give_back(&self, id: VolumeId, of: Opened) -> Result<()> {
-        let done = self.ask(|reply| Job::GiveBack { of, reply }).await;
-        self.forget(id);
-        done
+    /// Gives back what was opened; `id` is of a volume that is attached, `None` of a snapshot.
+    pub(crate) async fn give_back(&self, id: Option<VolumeId>, of: Opened) -> Result<()> {
+        let _forget = Forget(self, id);
+        self.ask(|reply| Job::GiveBack { of, reply }).await
     }
 
     /// The same, and nobody waits for it.
-    pub(crate) fn let_go(&self, id: VolumeId, of: Opened) {
+    pub(crate) fn let_go(&self, id: Option<VolumeId>, of: Opened) {
+        let _forget = Forget(self, id);
         let _ = self.0.jobs.send(Job::Release { of });
-        self.forget(id);
+    }
+}
+
+/// From its end on, also if nobody waits for the answer any more, the volume may be attached here again.
+struct Forget<'a>(&'a Cluster, Option<VolumeId>);
+
+impl Drop for Forget<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.1 {
+            self.0.0.attached.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        }
     }
 }
 

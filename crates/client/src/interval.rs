@@ -21,7 +21,7 @@ pub enum Outcome {
     },
     /// Nothing of it is there, nor will be.
     Aborted {
-        /// `Invalid` if it is too large, or lies in several shards; `NoSpace` if the nodes are full; `Corrupt` if a block
+        /// `Fenced` if the volume was given back before, `Invalid` if it is too large, or lies in several shards; `NoSpace` if the nodes are full; `Corrupt` if a block
         /// that it changes in part can't be read.
         why: Error,
     },
@@ -40,7 +40,7 @@ impl Outcome {
     }
 }
 
-/// Changes that are to happen together. Dropped, it was nothing.
+/// Changes that are to happen together. Dropped, it was nothing; a `commit` that nobody waits for any more goes on.
 ///
 /// Others do not see it before it is committed, and then they see all of it. It sees what they change meanwhile: a program
 /// that computes what it writes from what it reads keeps its own tasks apart, by a lock of its own for instance. No other

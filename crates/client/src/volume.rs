@@ -29,8 +29,14 @@ struct Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         if !self.is_detached.load(Ordering::Relaxed) {
-            self.cluster.let_go(self.id, self.opened);
+            self.cluster.let_go(self.attached(), self.opened);
         }
+    }
+}
+
+impl Inner {
+    fn attached(&self) -> Option<VolumeId> {
+        Some(self.id).filter(|_| !self.is_snapshot)
     }
 }
 
@@ -129,7 +135,7 @@ impl Volume {
         if self.0.is_detached.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
-        self.0.cluster.give_back(self.0.id, self.0.opened).await
+        self.0.cluster.give_back(self.0.attached(), self.0.opened).await
     }
 
     async fn change(&self, offset: u64, len: u64, op: Op) -> Result<()> {

@@ -125,19 +125,25 @@ impl Session {
         let _ = self.worker.commands.send(Command::Release { of: of.0 });
     }
 
-    /// Gives a volume back, whoever uses it here, and waits until the control plane has heard so; or closes a snapshot.
+    /// Gives a volume back, whoever uses it here, and waits until the control plane has heard so; or closes a snapshot. An attachment
+    /// that somebody has taken over is gone already.
     ///
     /// # Errors
     /// `Retry` if the control plane could not be told: the volume is free when its leases have ended.
     pub async fn give_back(&self, of: Opened) -> Result<()> {
-        let Served::Volume { volume, .. } = of.0 else {
+        let Served::Volume { volume, generation } = of.0 else {
             self.release(of);
             return Ok(());
         };
         let (reply, answer) = oneshot::channel();
         let ended = || Error::retry("the worker of this process has ended");
-        self.worker.commands.send(Command::LetGo { volume, force: true, reply }).map_err(|_| ended())?;
-        answer.await.map_err(|_| ended())?.map(|_| ())
+        self.worker.commands.send(Command::LetGoOf { volume, generation, reply }).map_err(|_| ended())?;
+        let done = answer.await.map_err(|_| ended())?;
+        if done.is_err() {
+            // It is tried again in the background, and nobody uses it here meanwhile.
+            self.release(of);
+        }
+        done
     }
 
     /// Gives everything back.

@@ -80,12 +80,12 @@ async fn a_bank_loses_nothing_when_heads_are_killed() {
     let tasks: Vec<_> = (0..TASKS).map(of).collect();
     let wanted = EACH * ACCOUNTS as u64;
     for round in 0..3 {
-        let before = moved.load(Ordering::Relaxed);
         let name = format!("round-{round}");
         tokio::task::block_in_place(|| {
             nodes.cli(&["snapshot", "create", "demo", "--name", &name]);
             nodes.kill_head();
         });
+        let before = moved.load(Ordering::Relaxed);
         let far = async {
             while moved.load(Ordering::Relaxed) < before + 200 {
                 tokio::time::sleep(Duration::from_millis(20)).await;

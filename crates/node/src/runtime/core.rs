@@ -170,6 +170,12 @@ impl<C: ControlPlane> Core<C> {
                 Command::Hold { volume, force, reply } => {
                     self.beside(reply, move |core| async move { core.drivers.hold(&core, volume, force).await });
                 }
+                Command::LetGoOf { volume, generation, reply } => {
+                    self.beside(
+                        reply,
+                        move |core| async move { core.drivers.let_go_of(&core, volume, generation).await },
+                    );
+                }
                 Command::LetGo { volume, force, reply } => {
                     self.beside(reply, move |core| async move { core.drivers.let_go(&core, volume, force).await });
                 }

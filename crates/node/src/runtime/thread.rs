@@ -129,6 +129,12 @@ pub enum Command {
         force: bool,
         reply: oneshot::Sender<Result<Held>>,
     },
+    /// Give this attachment back, if this process has it still, whoever uses it here.
+    LetGoOf {
+        volume: VolumeId,
+        generation: Generation,
+        reply: oneshot::Sender<Result<()>>,
+    },
     /// The opposite of `Hold`: the generation that ended, `None` if the volume is not attached here. `force`: also while
     /// clients use it.
     LetGo {

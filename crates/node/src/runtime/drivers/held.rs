@@ -70,6 +70,14 @@ impl<C: ControlPlane> Drivers<C> {
         self.expel_as(core, volume, false).await.map(Some)
     }
 
+    /// Gives this attachment back, whoever uses it here. One that was taken from this process is gone already: its successor stays.
+    pub async fn let_go_of(&self, core: &Rc<Core<C>>, volume: VolumeId, of: Generation) -> Result<()> {
+        if self.slot(volume).is_none_or(|slot| slot.generation != of) {
+            return Ok(());
+        }
+        self.let_go(core, volume, true).await.map(drop)
+    }
+
     /// Takes the volume from whoever has it, and gives it back. `Busy` if somebody else has it and is there, or clients
     /// use it here, unless `force`.
     pub async fn expel(&self, core: &Rc<Core<C>>, volume: VolumeId, force: bool) -> Result<()> {
