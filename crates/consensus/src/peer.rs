@@ -211,8 +211,7 @@ impl Peer {
             contacts.iter().any(|n| *n != me.node) || machine.borrow().state.joining().authority().is_some();
         let asks = alone && has_others;
         let config = config_of(&timing, asks)?;
-        let answer = Duration::from_millis(timing.election_ms);
-        let clients = Clients { links: links.clone(), answer };
+        let clients = Clients { links: links.clone(), answer: Duration::from_millis(timing.election_ms) };
         let raft = Raft::new(store.seat(), Arc::new(config), clients, Log(store.clone()), applied).await;
         let raft = raft.map_err(|e| Error::corrupt(format!("the control plane can't start: {e}")))?;
         let (inbox, messages) = mpsc::channel(INBOX_MAX);

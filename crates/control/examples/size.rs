@@ -48,7 +48,7 @@ fn open(s: &mut State, shard: ShardId) {
     s.apply(Command::ActivateView { shard, view, generation }).expect("active");
 }
 
-/// What was done, and milliseconds of it.
+/// Does it, and notes the milliseconds that it took.
 fn took<T>(rows: &mut Vec<(&'static str, f64)>, what: &'static str, work: impl FnOnce() -> T) -> T {
     let begun = Instant::now();
     let done = work();

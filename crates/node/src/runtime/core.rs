@@ -16,7 +16,7 @@ use freebs_io::linux::net::{Handler, LinkStream, LooseLink, Transport, fresh_lin
 use freebs_io::linux::{FileDevice, SystemClock};
 use freebs_io::{Clock, LinkId, Outbox as _};
 use freebs_lsvd::OpenReport;
-use freebs_types::{Error, NodeId, Peer, Result, StartNumber, VolumeId, limits};
+use freebs_types::{Error, Generation, NodeId, Peer, Result, StartNumber, VolumeId, limits};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
@@ -139,6 +139,12 @@ impl<C: ControlPlane> Core<C> {
         }
     }
 
+    async fn open(self: Rc<Self>, volume: VolumeId, reply: oneshot::Sender<Result<Generation>>) {
+        if let Err(Ok(generation)) = reply.send(self.drivers.open(&self, volume).await) {
+            self.drivers.release(&self, volume, generation);
+        }
+    }
+
     /// Takes commands until it is told to stop.
     pub async fn run(self: Rc<Self>, mut commands: mpsc::UnboundedReceiver<Command>) {
         while let Some(command) = commands.recv().await {
@@ -150,13 +156,7 @@ impl<C: ControlPlane> Core<C> {
                     }
                 }
                 Command::Open { volume, reply } => {
-                    let core = self.clone();
-                    tokio::task::spawn_local(async move {
-                        let result = core.drivers.open(&core, volume).await;
-                        if let Err(Ok(generation)) = reply.send(result) {
-                            core.drivers.release(&core, volume, generation);
-                        }
-                    });
+                    tokio::task::spawn_local(self.clone().open(volume, reply));
                 }
                 Command::OpenPast { volume, snapshot, reply } => {
                     let opened = self.drivers.open_past(&self, volume, snapshot);
@@ -170,11 +170,8 @@ impl<C: ControlPlane> Core<C> {
                 Command::Hold { volume, force, reply } => {
                     self.beside(reply, move |core| async move { core.drivers.hold(&core, volume, force).await });
                 }
-                Command::LetGoOf { volume, generation, reply } => {
-                    self.beside(
-                        reply,
-                        move |core| async move { core.drivers.let_go_of(&core, volume, generation).await },
-                    );
+                Command::LetGoOf { volume, generation: of, reply } => {
+                    self.beside(reply, move |core| async move { core.drivers.let_go_of(&core, volume, of).await });
                 }
                 Command::LetGo { volume, force, reply } => {
                     self.beside(reply, move |core| async move { core.drivers.let_go(&core, volume, force).await });

@@ -91,7 +91,7 @@ fn invented(of: impl Fn(ShardId) -> Message) -> Vec<Message> {
     (0..MANY).map(|n| of(ShardId::new(1000 + n, (n % 7) as u32))).collect()
 }
 
-/// What a driver may say, of things that are not so.
+/// Words that a driver may say, of things that are not so.
 fn as_driver() -> Vec<Row> {
     vec![
         ("attach: an invented shard", vec![attach(INVENTED, 1)]),
@@ -113,7 +113,7 @@ fn as_driver() -> Vec<Row> {
     ]
 }
 
-/// What only members say, of things that are not so.
+/// Words that only members say, of things that are not so.
 fn as_member(cluster: ClusterId) -> Vec<Row> {
     let seal = |shard, view| Message::Seal { shard, view: ViewNumber(view), pred: ViewNumber(1), slice: None };
     let frames = |frames: Vec<Frame>| Message::Frames { forward: vec![NodeId(3), NodeId(999)], frames };
@@ -138,6 +138,30 @@ fn as_member(cluster: ClusterId) -> Vec<Row> {
             given: Given::Secret(Hash32([4; 32])),
         })
     };
+    vec![
+        ("frames: an invented shard", vec![frames(vec![frame(cluster, INVENTED, 1, 1)])]),
+        ("frames: another cluster's", vec![frames(vec![frame(ClusterId([8; 16]), SHARD, 1, 1)])]),
+        ("frames: a sequence that there is, with other content", {
+            (1..40).map(|n| frames(vec![frame(cluster, SHARD, 1, n), frame(cluster, SHARD, 2, n)])).collect()
+        }),
+        ("frames: of a view of the future", vec![frames(vec![frame(cluster, SHARD, FAR, FAR)])]),
+        ("seal: views that nobody asked for", vec![seal(SHARD, u64::MAX), seal(SHARD, FAR), seal(SHARD, 0)]),
+        ("seal: many invented shards", invented(|s| seal(s, 1))),
+        ("seal answer: nobody asked", vec![answer(SHARD, 2), answer(SHARD, FAR), answer(INVENTED, 2)]),
+        ("heartbeat: of the future, and many", {
+            let many = invented(|s| Message::Heartbeat(vec![beat(s)]));
+            [vec![Message::Heartbeat(vec![beat(SHARD), beat(INVENTED)])], many].concat()
+        }),
+        (
+            "durable: of views and shards that there are not",
+            vec![Message::Durable(vec![durable(INVENTED, 1), durable(SHARD, FAR), durable(SHARD, 0)])],
+        ),
+        ("nudge: many invented shards", invented(|shard| Message::Nudge { shard, view: ViewNumber(FAR) })),
+    ]
+}
+
+/// Questions of members, and answers to none.
+fn as_asker(cluster: ClusterId) -> Vec<Row> {
     let name = FrameName { view: ViewNumber(1), sequence: Sequence(1), hid: Hash32([5; 32]) };
     let sync = |shard, names| {
         Message::Sync(SyncRequest {
@@ -166,23 +190,6 @@ fn as_member(cluster: ClusterId) -> Vec<Row> {
         })
     };
     vec![
-        ("frames: an invented shard", vec![frames(vec![frame(cluster, INVENTED, 1, 1)])]),
-        ("frames: another cluster's", vec![frames(vec![frame(ClusterId([8; 16]), SHARD, 1, 1)])]),
-        ("frames: a sequence that there is, with other content", {
-            (1..40).map(|n| frames(vec![frame(cluster, SHARD, 1, n), frame(cluster, SHARD, 2, n)])).collect()
-        }),
-        ("frames: of a view of the future", vec![frames(vec![frame(cluster, SHARD, FAR, FAR)])]),
-        ("seal: views that nobody asked for", vec![seal(SHARD, u64::MAX), seal(SHARD, FAR), seal(SHARD, 0)]),
-        ("seal: many invented shards", invented(|s| seal(s, 1))),
-        ("seal answer: nobody asked", vec![answer(SHARD, 2), answer(SHARD, FAR), answer(INVENTED, 2)]),
-        ("heartbeat: of the future, and many", {
-            let many = invented(|s| Message::Heartbeat(vec![beat(s)]));
-            [vec![Message::Heartbeat(vec![beat(SHARD), beat(INVENTED)])], many].concat()
-        }),
-        (
-            "durable: of views and shards that there are not",
-            vec![Message::Durable(vec![durable(INVENTED, 1), durable(SHARD, FAR), durable(SHARD, 0)])],
-        ),
         ("sync: invented, and without a common frame", vec![sync(INVENTED, vec![name]), sync(SHARD, vec![name; 8])]),
         ("sync: many invented shards", invented(|s| sync(s, Vec::new()))),
         (
@@ -193,7 +200,6 @@ fn as_member(cluster: ClusterId) -> Vec<Row> {
                 reply(SyncMode::Frames, vec![frame(cluster, SHARD, 2, 3)]),
             ],
         ),
-        ("nudge: many invented shards", invented(|shard| Message::Nudge { shard, view: ViewNumber(FAR) })),
     ]
 }
 
@@ -262,7 +268,9 @@ fn hostile_messages_change_nothing_and_nobody_notices() {
     let (cluster, rogue) = member(&s, "b", 2);
     let before: Vec<u64> = ["a", "c"].iter().map(|n| memory(&s, n)).collect();
     let mut rows: Vec<(&str, Vec<u8>)> = garbage();
-    rows.extend(as_driver().into_iter().chain(as_member(cluster)).map(|(name, m)| (name, encoded(m))));
+    rows.extend(
+        as_driver().into_iter().chain(as_member(cluster)).chain(as_asker(cluster)).map(|(name, m)| (name, encoded(m))),
+    );
     for (name, bytes) in &rows {
         for at in ["a", "c"] {
             let at = s.address(at);
