@@ -1,12 +1,12 @@
 //! Words that only some of the members may say: one that somebody has taken over must not stop the others, nor cut what they have.
 //!
 //! A frame that continues a log shows by its token that a head made one like it, whoever passes it on: of what lies behind its checksums
-//! only the head could say more, and an audit does. All else here is believed for who says it. Only the head of a view, by the log or
-//! by the control plane, has this node ask it: an answer may cut what was appended.
+//! only the head could say more, and an audit does. All else here is believed for who says it. Of a newer view than this log's a member
+//! may be the head before the control plane has said so here; then this node asks it, but lets nothing go that is committed.
 
 use crate::replica::{Ctx, Replica};
 use freebs_format::Frame;
-use freebs_format::wire::{HeartbeatItem, SyncReply};
+use freebs_format::wire::{HeartbeatItem, SyncMode, SyncReply};
 use freebs_io::LinkId;
 use freebs_types::{NodeId, Peer, ViewNumber};
 
@@ -39,14 +39,14 @@ impl Replica {
 
     /// The end of the log, as its head says it.
     pub fn hear_heartbeat(&mut self, ctx: &mut Ctx<'_>, from: Peer, item: &HeartbeatItem) {
-        if self.may_lead(from.node, item.view) {
+        if item.view > self.view_number() || self.may_lead(from.node, item.view) {
             self.on_heartbeat(ctx, from, item);
         }
     }
 
-    /// The head wants to be asked. Of a new view it says so again and again, until this node has heard of that.
+    /// The head wants to be asked.
     pub fn hear_nudge(&mut self, ctx: &mut Ctx<'_>, from: Peer, link: LinkId, view: ViewNumber) {
-        if self.may_lead(from.node, view) {
+        if view > self.view_number() || self.may_lead(from.node, view) {
             self.on_nudge(ctx, link, view);
         }
     }
@@ -56,7 +56,11 @@ impl Replica {
         let is_asked = self.asking.is_some_and(|a| a.id == reply.id && a.to == from)
             || self.damage.is_asked(from, reply.id)
             || self.regain.is_asked(from, reply.id);
-        if is_asked {
+        let cuts = matches!(reply.mode, SyncMode::Frames | SyncMode::Level) && reply.common < self.committed;
+        if is_asked && cuts && !self.may_lead(from.node, reply.view) {
+            ctx.out.note(format!("shard {}: node {} does not have what is committed", self.id, from.node));
+            self.asking = self.asking.filter(|a| a.id != reply.id);
+        } else if is_asked {
             self.on_sync_reply(ctx, reply);
         }
     }

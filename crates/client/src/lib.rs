@@ -1,12 +1,18 @@
 //! Volumes of a freebs cluster for programs: reads and writes without a file system or NBD between, and *intervals*,
 //! changes that happen together or not at all.
 //!
-//!     let cluster = Cluster::connect(&["127.0.0.1:7400"]).await?;
-//!     let volume = Volume::attach(&cluster, "demo").await?;
-//!     let mut interval = volume.interval()?;
-//!     interval.write(0, "from here")?;
-//!     interval.write(40960, "to there")?;
-//!     interval.commit().await?;
+//! ```no_run
+//! # use freebs::{Cluster, Result, Volume};
+//! # async fn move_it() -> Result<()> {
+//! let cluster = Cluster::connect(&["127.0.0.1:7400"]).await?;
+//! let volume = Volume::attach(&cluster, "demo").await?;
+//! let mut interval = volume.interval()?;
+//! interval.write(0, "from here")?;
+//! interval.write(40960, "to there")?;
+//! interval.commit().await?.committed()?;
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! It is what a gateway has inside: the same driver on the same worker (`freebs_node::attached`), with the program in the
 //! place of an NBD client.

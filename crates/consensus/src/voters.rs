@@ -82,7 +82,8 @@ pub fn next_change(seats: &[Seen], leader: Seat, gone_ms: u64) -> Option<Change>
     let present = present(seats, gone_ms);
     let voters: BTreeSet<Seat> = seats.iter().filter(|s| s.voter).map(|s| s.seat).collect();
     let counts = |s: &Seat| present.get(&s.node).is_some_and(|p| p.seat == *s);
-    let retires = |v: &Seat| seats.iter().any(|s| s.seat == *v && s.retires);
+    // A vote that is the only one is given to nobody: an old copy of who had it would lead beside the new one.
+    let retires = |v: &Seat| voters.len() > 1 && seats.iter().any(|s| s.seat == *v && s.retires);
     let left: Vec<Seat> = voters.iter().filter(|v| !counts(v) && (**v != leader || retires(v))).copied().collect();
     let voting_nodes: BTreeSet<NodeId> = voters.iter().filter(|v| counts(v)).map(|v| v.node).collect();
     let mut ready: Vec<Seat> = present

@@ -34,7 +34,7 @@ fn a_table_of_changes() {
     let gone = |n, voter| seen(n, 1, voter, GONE);
     let late = Seen { caught_up: false, ..l(3) };
     let out = |n, voter| Seen { retires: true, ..seen(n, 1, voter, 0) };
-    let cases: [Case; 24] = [
+    let cases: [Case; 25] = [
         ("one node", vec![leader], None),
         ("two nodes: one voter", vec![leader, l(2)], None),
         ("three", vec![leader, l(2), l(3)], Some(vec![11, 21, 31])),
@@ -76,6 +76,7 @@ fn a_table_of_changes() {
             Some(vec![11, 31, 41]),
         ),
         ("the leader retires", vec![Seen { retires: true, ..leader }, v(2), v(3), l(4)], Some(vec![21, 31, 41])),
+        ("the only vote stays where it is", vec![Seen { retires: true, ..leader }, l(2)], None),
         ("the leader retires, and nobody else is there", vec![Seen { retires: true, ..leader }, v(2), v(3)], None),
         ("one of three: never fewer", vec![leader, v(2), out(3, true)], None),
         ("a new store of which nothing is known yet", vec![leader, v(2), v(3), seen(3, 2, false, 0)], None),

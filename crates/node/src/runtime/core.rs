@@ -77,22 +77,8 @@ impl<C: ControlPlane> Handler<Message> for LinkHandler<C> {
     }
 
     fn on_closed(&self, link: LinkId, why: Error) {
-        let Some(core) = self.0.upgrade() else { return };
-        let far = core.far.borrow_mut().remove(&link);
-        core.attached.borrow_mut().remove(&link);
-        match (far, &core.shards) {
-            (Some(Far::Member(peer)), Some(shards)) => {
-                tracing::info!("link to {peer} closed: {why}");
-                shards.on_link_down(link);
-                core.member.borrow_mut().dialler.closed(SystemClock.now(), link);
-                core.dial_again.notify_one();
-            }
-            (Some(Far::Driver(_)), Some(shards)) => shards.on_link_down(link),
-            (Some(Far::ServesUs(peer)), _) => {
-                tracing::info!("link to {peer} closed: {why}");
-                core.drivers.on_link_down(&core, peer, link);
-            }
-            _ => {}
+        if let Some(core) = self.0.upgrade() {
+            core.has_closed(link, &why);
         }
     }
 }
@@ -358,7 +344,7 @@ impl<C: ControlPlane> Core<C> {
     }
 
     /// Closes the links of nodes that were removed: they were looked at when they came.
-    fn part_from_removed(&self, state: &State) {
+    fn part_from_removed(self: &Rc<Self>, state: &State) {
         if state.joining().removed().is_empty() {
             return;
         }
@@ -368,6 +354,29 @@ impl<C: ControlPlane> Core<C> {
         };
         let gone: Vec<LinkId> =
             self.far.borrow().iter().filter(|(_, far)| is_of_removed(far)).map(|(l, _)| *l).collect();
-        gone.into_iter().for_each(|link| self.transport.finish(link));
+        for link in gone {
+            self.transport.close(link);
+            self.has_closed(link, &Error::fenced("its node was removed from the cluster"));
+        }
+    }
+
+    /// A link is closed: who used it hears so.
+    fn has_closed(self: &Rc<Self>, link: LinkId, why: &Error) {
+        let far = self.far.borrow_mut().remove(&link);
+        self.attached.borrow_mut().remove(&link);
+        match (far, &self.shards) {
+            (Some(Far::Member(peer)), Some(shards)) => {
+                tracing::info!("link to {peer} closed: {why}");
+                shards.on_link_down(link);
+                self.member.borrow_mut().dialler.closed(SystemClock.now(), link);
+                self.dial_again.notify_one();
+            }
+            (Some(Far::Driver(_)), Some(shards)) => shards.on_link_down(link),
+            (Some(Far::ServesUs(peer)), _) => {
+                tracing::info!("link to {peer} closed: {why}");
+                self.drivers.on_link_down(self, peer, link);
+            }
+            _ => {}
+        }
     }
 }
