@@ -367,6 +367,9 @@ pub struct MarkBody {
     pub lost: Vec<Version>,
     /// Where the shard begins, if it is a clone's that reads from its parent what it does not have.
     pub fork: Option<Fork>,
+    /// Frames behind the first and up to the second were never in this log, nor what they brought: it began behind them
+    /// (rule V17). The newest mark says how it is.
+    pub absent: Option<(Sequence, Sequence)>,
     /// Closed views of which the log still has frames, in order, so that the frames can be audited when those that
     /// published the secrets are given up.
     pub closed: Vec<ClosedView>,
@@ -536,6 +539,18 @@ impl ForkFixed {
     }
 }
 
+/// Frames of which a mark says that they were never in its log.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct AbsentFixed {
+    pub(crate) since: U64,
+    pub(crate) upto: U64,
+}
+const _: () = assert!(size_of::<AbsentFixed>() == ABSENT_BYTES);
+
+/// Bytes of the word of frames that were never there in a mark.
+pub const ABSENT_BYTES: usize = 16;
+
 const MARK_DELETED: u32 = 1;
 const MARK_SUSPECT: u32 = 2;
 const MARK_WHOLE: u32 = 4;
@@ -545,6 +560,7 @@ const MARK_WHOLE_PAST: u32 = 32;
 const MARK_FORK: u32 = 64;
 const MARK_LOST: u32 = 128;
 const MARK_FLAT: u32 = 256;
+const MARK_ABSENT: u32 = 512;
 
 impl MarkBody {
     fn tells_learned(&self) -> bool {
@@ -566,6 +582,7 @@ impl MarkBody {
             (self.fork.is_some(), MARK_FORK),
             (!self.lost.is_empty(), MARK_LOST),
             (self.flat.is_some(), MARK_FLAT),
+            (self.absent.is_some(), MARK_ABSENT),
         ];
         bits.iter().filter(|(set, _)| *set).fold(0, |flags, (_, bit)| flags | bit)
     }
@@ -639,6 +656,10 @@ impl MarkBody {
             };
             out.extend_from_slice(learned.as_bytes());
         }
+        if let Some((since, upto)) = self.absent {
+            let fixed = AbsentFixed { since: since.0.into(), upto: upto.0.into() };
+            out.extend_from_slice(fixed.as_bytes());
+        }
         out
     }
 
@@ -660,6 +681,11 @@ impl MarkBody {
     /// True if a body says that its shard has all that it read from its parents.
     pub(crate) fn names_flat(body: &[u8]) -> bool {
         MarkFixed::ref_from_prefix(body).is_ok_and(|(f, _)| f.flags.get() & MARK_FLAT != 0)
+    }
+
+    /// True if a body names frames that were never in its log.
+    pub(crate) fn names_absent(body: &[u8]) -> bool {
+        MarkFixed::ref_from_prefix(body).is_ok_and(|(f, _)| f.flags.get() & MARK_ABSENT != 0)
     }
 
     /// True if a body names versions that are lost to clones.
@@ -687,6 +713,7 @@ impl MarkBody {
             .map_err(|_| cut("mark's request table is cut short"))?;
         let (entries, rest) = <[EntryFixed]>::ref_from_prefix_with_elems(rest, fixed.entries.get() as usize)
             .map_err(|_| cut("mark's request table is cut short"))?;
+        let (rest, absent) = Self::absent_behind(rest, fixed.flags.get())?;
         let (rest, learned) = match fixed.flags.get() & MARK_LEARNED {
             0 => (rest, None),
             _ => LearnedFixed::ref_from_suffix(rest)
@@ -742,6 +769,7 @@ impl MarkBody {
             whole_past: fixed.flags.get() & MARK_WHOLE_PAST != 0,
             lost,
             fork,
+            absent,
             closed: closed.iter().map(ClosedFixed::read).collect(),
         })
     }
@@ -766,6 +794,20 @@ impl MarkBody {
         match flat.upto.0 < pins::KEPT_MAX && flat.is_possible() {
             true => Ok((rest, Some(flat))),
             false => Err(cut("mark of a flat shard that makes no sense")),
+        }
+    }
+
+    /// The frames that a body says were never in its log, at its end, and the bytes in front of that.
+    fn absent_behind(rest: &[u8], flags: u32) -> Result<(&[u8], Option<(Sequence, Sequence)>)> {
+        if flags & MARK_ABSENT == 0 {
+            return Ok((rest, None));
+        }
+        let (rest, fixed) =
+            AbsentFixed::ref_from_suffix(rest).map_err(|_| cut("mark of a log that begins late is cut short"))?;
+        let (since, upto) = (fixed.since.get(), fixed.upto.get());
+        match since < upto && upto < pins::KEPT_MAX {
+            true => Ok((rest, Some((Sequence(since), Sequence(upto))))),
+            false => Err(cut("mark of a log that begins late and makes no sense")),
         }
     }
 

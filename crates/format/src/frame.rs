@@ -6,8 +6,8 @@
 
 use crate::bodies::{MarkBody, ViewBody};
 use crate::header::{
-    DIGEST_PREFIX, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_FLAT, FEATURE_FORK, FEATURE_GIVEN_UP, FEATURE_HISTORY,
-    FEATURE_LOST, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FEATURES, FRAME_MAGIC, FRAME_VERSION,
+    DIGEST_PREFIX, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_EARLY, FEATURE_FLAT, FEATURE_FORK, FEATURE_GIVEN_UP,
+    FEATURE_HISTORY, FEATURE_LOST, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FEATURES, FRAME_MAGIC, FRAME_VERSION,
 };
 use crate::{
     ExtentDesc, ExtentKind, FrameDigest, FrameHeader, FrameKind, PinUpdate, UpdateDesc, UpdateKind, block_crc, crc32c,
@@ -590,7 +590,9 @@ impl FrameBuilder {
         let fork = kind == FrameKind::Mark && MarkBody::names_fork(body);
         let lost = kind == FrameKind::Mark && MarkBody::names_lost(body);
         let flat = kind == FrameKind::Mark && MarkBody::names_flat(body);
+        let absent = kind == FrameKind::Mark && MarkBody::names_absent(body);
         let bits = [
+            (absent, FEATURE_EARLY),
             (history, FEATURE_HISTORY),
             (flat, FEATURE_FLAT),
             (fork, FEATURE_FORK),

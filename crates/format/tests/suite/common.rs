@@ -259,6 +259,12 @@ pub fn flat_frame() -> Frame {
     FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
 }
 
+/// The same of a log that began behind frame 8,000.
+pub fn early_frame() -> Frame {
+    let body = MarkBody { absent: Some((Sequence(70), Sequence(8_000))), ..mark_body() };
+    FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
+}
+
 /// The same of a log that has given up lost frames by force.
 pub fn given_up_frame() -> Frame {
     let body = MarkBody { given_up: ViewNumber(5), ..mark_body() };

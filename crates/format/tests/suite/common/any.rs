@@ -193,6 +193,8 @@ pub fn mark_body() -> impl Strategy<Value = MarkBody> {
                     version: Version((since >> 2).max(1)),
                     sequence: Sequence((upto >> 2).max(1)),
                 }),
+                absent: (append % 5 > 2)
+                    .then(|| (Sequence((since >> 2) / 2), Sequence((since >> 2) / 2 + (upto >> 3) + 1))),
                 closed: closed.into_iter().map(closed_view).collect(),
             }
         },

@@ -112,6 +112,7 @@ impl<D: Device> Io<'_, D> {
             w.out.closed(shard);
             w.out.lost_to_forks(shard);
             w.out.fork(shard);
+            w.out.absent(shard);
         };
         self.flush(note).await?;
         let runs = {
@@ -665,6 +666,10 @@ impl Core {
         for (slot, ended) in m.flats {
             let shard = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id));
             shard.into_iter().for_each(|s| s.set_ended(ended));
+        }
+        for (slot, absent) in m.absent {
+            let shard = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id));
+            shard.into_iter().for_each(|s| s.absent = Some(absent));
         }
         for (slot, at, layer) in m.history {
             let Some(s) = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id)) else { continue };
