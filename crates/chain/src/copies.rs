@@ -80,6 +80,7 @@ impl ControlPort for Plane {
             pred_quorum: 1,
             pred_learning: s.learning.clone(),
             pred_unseen: Vec::new(),
+            joining: s.joining.clone(),
             forced: None,
             generation: Generation(0),
             keys: (1..=NODES).map(|n| (NodeId(n), host_key(n).public())).collect(),
@@ -194,7 +195,7 @@ impl Log {
             quorum: 1,
             min_copies: 1,
             generation: Generation(0),
-            members: vec![Member { node: NodeId(1), start: StartNumber(1) }],
+            members: vec![Member { node: NodeId(1), start: StartNumber(1), early: false }],
             shared: None,
             volume: None,
         };

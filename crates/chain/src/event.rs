@@ -105,6 +105,22 @@ pub enum Mutant {
     QuorumsApart,
     /// V12: answers of nodes count for the seal of a view that they are no members of.
     LeftOnesSeal,
+    /// V16: a new member counts before enough of the others have all that lies in front of its view.
+    EarlyUnsafe,
+    /// V16: it counts without what is not known to be committed.
+    EarlyWithoutTail,
+    /// V16: it counts where members leave that are there.
+    EarlyForThoseThere,
+    /// V17: the state that it begins with has no requests.
+    EarlyWithoutRequests,
+    /// V19: a log that begins in the middle is taken for a damaged one.
+    EarlyIsDamaged,
+    /// V20: a member that lacks something opens views.
+    EarlyLeads,
+    /// V20: a member that lacks something is read from.
+    EarlyReads,
+    /// V20: it is said of such a member that it has everything.
+    HolesForgotten,
     /// A head that has been named others as members stops in its view before there is another one.
     PlansStopOrders,
     /// V7: a head says of new members that they have everything before they do.
@@ -345,6 +361,8 @@ pub struct Opened {
     pub pred: ViewNumber,
     /// Members of the pending view, head first.
     pub members: Vec<NodeId>,
+    /// Those of them that are not known to have everything.
+    pub joining: Vec<NodeId>,
     /// Durable copies before a write is answered in it (A).
     pub quorum: u8,
     /// Least members of a view that orders requests.

@@ -67,6 +67,8 @@ pub(crate) struct Head {
     pub asked_for_slices: bool,
     /// When it was said last that new members have everything.
     pub told_complete: Nanos,
+    /// Members that may count early in the view that is to be opened.
+    pub early: Vec<NodeId>,
     /// Secret of the view and access token of the last frame.
     pub secret: Hash32,
     pub token: Hash32,
@@ -111,6 +113,7 @@ impl Head {
             plan_at: now,
             asked_for_slices: false,
             told_complete: Nanos(0),
+            early: Vec::new(),
             secret: Hash32::default(),
             token: Hash32::default(),
             members: Vec::new(),
@@ -650,6 +653,10 @@ impl Replica {
     pub fn head_tick(&mut self, ctx: &mut Ctx<'_>) {
         if self.stopped.is_some() {
             self.hand_over_tick(ctx, "this log is out of use");
+            return;
+        }
+        if self.may_not_lead(ctx) {
+            self.hand_over_tick(ctx, "this log does not have everything yet");
             return;
         }
         self.see_whether_overtaken(ctx);

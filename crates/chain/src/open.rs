@@ -7,6 +7,7 @@
 //! Closed → Proposing (control numbers the view; or Active, if it was that before) → Sealing (promises and logs of the predecessor's members) →
 //! Fetching (the longest log, if it is not ours) → Opening (the view frame on a quorum) → Activating → Active.
 
+use crate::early::early_in;
 use crate::event::{Action, Begins, Forced, Mutant, Opened};
 use crate::head::{Head, Member, Said, view_secret};
 use crate::replica::{Ctx, Replica};
@@ -142,7 +143,7 @@ impl Replica {
     }
 
     fn propose(&mut self, ctx: &mut Ctx<'_>) {
-        if self.stopped.is_some() {
+        if self.stopped.is_some() || self.may_not_lead(ctx) {
             return;
         }
         self.set_phase(ctx.now, Phase::Proposing);
@@ -225,7 +226,9 @@ impl Replica {
             return;
         };
         let too_early = ctx.mutant(Mutant::CompleteTooEarly);
-        let has_all = |m: &&Member| info.joining.contains(&m.node) && (m.durable >= view.sequence || too_early);
+        let lacks = |m: &Member| m.said.room.is_some_and(|r| r.lacks) && !ctx.mutant(Mutant::HolesForgotten);
+        let answers = |m: &Member| m.durable >= view.sequence && !lacks(m);
+        let has_all = |m: &&Member| info.joining.contains(&m.node) && (answers(m) || too_early);
         let nodes: Vec<NodeId> = h.members.iter().filter(has_all).map(|m| m.node).collect();
         if nodes.is_empty() || info.active != view.number {
             return;
@@ -388,7 +391,8 @@ impl Replica {
         };
         let opened = opened.clone();
         let own = answers.get(&me).map(|a| (a.last, a.has_pred)).unwrap_or_default();
-        self.head.iter_mut().for_each(|h| h.by_force = by_force);
+        let early = if by_force { Vec::new() } else { early_in(&opened, answers, ctx.config.mutant) };
+        self.head.iter_mut().for_each(|h| (h.by_force, h.early) = (by_force, early.clone()));
         if winner == me || (own.0 == seal && own.1) || ctx.mutant(Mutant::ShortestLogWins) {
             let seal = if ctx.mutant(Mutant::ShortestLogWins) { own.0 } else { seal };
             self.open_at(ctx, &opened, seal);
@@ -433,7 +437,8 @@ impl Replica {
         let (winner, seal) = counting
             .iter()
             .filter(|(_, a)| a.has_pred)
-            .max_by_key(|(n, a)| (a.last.sequence, **n == me))
+            // Of who has everything the rest can be had, too.
+            .max_by_key(|(n, a)| (a.last.sequence, **n == me, !opened.joining.contains(n)))
             .map(|(n, a)| (**n, a.last))?;
         // Nothing is sealed below a committed sequence named in any answer (V3).
         if seal.sequence < floor && !ctx.mutant(Mutant::SealsBelowCommitted) {
@@ -521,6 +526,7 @@ impl Replica {
     /// Cuts what is behind the seal and appends the view frame; the others get both by SYNC (V5).
     fn open_at(&mut self, ctx: &mut Ctx<'_>, opened: &Opened, seal: FrameName) {
         let Some(h) = self.head.as_ref() else { return };
+        let early = h.early.clone();
         let (seed, reaches) = (h.seed, self.tail.get(&seal.sequence).is_some_and(|t| t.name.hid == seal.hid));
         let Some((pred_secret, parent)) = self.goes_on_from(ctx, opened, seal) else {
             if reaches {
@@ -539,7 +545,6 @@ impl Replica {
         }
         let (secret, shared) = self.make_secret(ctx, opened, &seed, pred_secret);
         self.known.remember(opened.pred, opened.view, secret);
-        let start = |n: NodeId| if n == ctx.config.me.node { ctx.config.start } else { StartNumber(0) };
         let begins_branch = parent == seal.hid;
         // A branch follows the view that its log ends with, whichever was active.
         let pred = if begins_branch { seal.view } else { opened.pred };
@@ -554,7 +559,7 @@ impl Replica {
             min_copies: opened.min_copies,
             // The generation of this moment is in the view (V6): members that missed the attachment learn it.
             generation: self.attach.generation.max(opened.generation),
-            members: opened.members.iter().map(|n| ViewMember { node: *n, start: start(*n) }).collect(),
+            members: named_members(ctx, opened, if begins_branch { &[] } else { &early }),
             shared,
             volume,
         };
@@ -681,6 +686,13 @@ impl Replica {
             _ => {}
         }
     }
+}
+
+/// The members of a view as its frame names them.
+fn named_members(ctx: &Ctx<'_>, opened: &Opened, early: &[NodeId]) -> Vec<ViewMember> {
+    let start = |n: NodeId| if n == ctx.config.me.node { ctx.config.start } else { StartNumber(0) };
+    let named = |n: &NodeId| ViewMember { node: *n, start: start(*n), early: early.contains(n) };
+    opened.members.iter().map(named).collect()
 }
 
 /// The members that have to hold a frame of a view.

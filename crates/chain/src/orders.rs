@@ -29,6 +29,7 @@ use freebs_types::{
 use std::collections::BTreeMap;
 
 mod cuts;
+mod early;
 mod forced;
 mod forks;
 mod leases;
@@ -143,7 +144,7 @@ impl Chain {
             quorum: 2,
             min_copies: 2,
             generation: Generation(0),
-            members: [1, 2, 3].map(|n| Member { node: NodeId(n), start: StartNumber(1) }).to_vec(),
+            members: [1, 2, 3].map(|n| Member { node: NodeId(n), start: StartNumber(1), early: false }).to_vec(),
             shared,
             volume: None,
         };
@@ -165,6 +166,8 @@ struct Scene {
     log: Vec<Frame>,
     /// Of the predecessor that `proposed` names.
     learning: Vec<NodeId>,
+    /// Of the view that it names.
+    joining: Vec<NodeId>,
     forced: Option<Forced>,
 }
 
@@ -180,6 +183,7 @@ impl Scene {
             mutant: None,
             log: Vec::new(),
             learning: Vec::new(),
+            joining: Vec::new(),
             forced: None,
         }
     }
@@ -237,6 +241,7 @@ impl Scene {
             pred_quorum: 2,
             pred_learning: self.learning.clone(),
             pred_unseen: Vec::new(),
+            joining: self.joining.clone(),
             forced: self.forced.clone(),
             generation: Generation(0),
             keys: BTreeMap::new(),
@@ -490,6 +495,8 @@ fn what_is_left_is_not_told_by_who_may_lack_it() {
     let ask = |other: &mut Scene, since, until| {
         let (names, map_since) = (Vec::new(), Sequence(since));
         let q = SyncRequest {
+            early: false,
+            lacks: false,
             shard: SHARD,
             view: ViewNumber(1),
             id: 9,

@@ -70,7 +70,7 @@ impl Chain {
             quorum: 1,
             min_copies: 1,
             generation: Generation(self.generation),
-            members: [1, 2].map(|n| Member { node: NodeId(n), start: StartNumber(1) }).to_vec(),
+            members: [1, 2].map(|n| Member { node: NodeId(n), start: StartNumber(1), early: false }).to_vec(),
             shared: None,
             volume: None,
         };

@@ -20,6 +20,8 @@ pub struct Member {
     pub node: NodeId,
     /// Start number of the node when the view was made; binding for the head (W2).
     pub start: StartNumber,
+    /// It may count in the view before it has everything of the views in front of it (rule V16).
+    pub early: bool,
 }
 
 /// How the secret of a view is shared among its members (design note 17).
@@ -87,6 +89,16 @@ pub(crate) struct MemberFixed {
 }
 const _: () = assert!(size_of::<MemberFixed>() == 96);
 
+impl MemberFixed {
+    fn read(&self) -> Member {
+        let early = self.flags.get() & MEMBER_EARLY != 0;
+        Member { node: NodeId(self.node.get()), start: StartNumber(self.start.get()), early }
+    }
+}
+
+/// Flag of a member that may count early.
+const MEMBER_EARLY: u64 = 1;
+
 /// Behind the members of a view whose secret is shared.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -135,7 +147,8 @@ impl ViewBody {
         for (i, m) in self.members.iter().enumerate() {
             let slice = self.shared.as_ref().and_then(|s| s.slices.get(i)).copied().unwrap_or_default().0;
             let (node, start) = (m.node.0.into(), m.start.0.into());
-            let m = MemberFixed { node, start, flags: 0.into(), slice, reserved: [0; 23] };
+            let flags = if m.early { MEMBER_EARLY } else { 0 }.into();
+            let m = MemberFixed { node, start, flags, slice, reserved: [0; 23] };
             out.extend_from_slice(m.as_bytes());
         }
         if let Some(s) = &self.shared {
@@ -171,6 +184,13 @@ impl ViewBody {
     /// Whether a body describes the volume.
     pub(crate) fn names_volume(body: &[u8]) -> bool {
         ViewFixed::ref_from_prefix(body).is_ok_and(|(f, _)| f.flags.get() & VIEW_VOLUME != 0)
+    }
+
+    /// True if a body has members that may count early.
+    pub(crate) fn names_early(body: &[u8]) -> bool {
+        let Ok((fixed, rest)) = ViewFixed::ref_from_prefix(body) else { return false };
+        let members = <[MemberFixed]>::ref_from_prefix_with_elems(rest, fixed.members.get() as usize);
+        members.is_ok_and(|(m, _)| m.iter().any(|m| m.flags.get() & MEMBER_EARLY != 0))
     }
 
     /// True if a body names a branch.
@@ -212,10 +232,7 @@ impl ViewBody {
             quorum: fixed.quorum,
             min_copies: fixed.min_copies,
             generation: Generation(fixed.generation.get()),
-            members: members
-                .iter()
-                .map(|m| Member { node: NodeId(m.node.get()), start: StartNumber(m.start.get()) })
-                .collect(),
+            members: members.iter().map(MemberFixed::read).collect(),
             shared,
             volume: volume.map(VolumeDescription::of).transpose()?.map(Box::new),
         })
@@ -548,6 +565,12 @@ pub(crate) struct AbsentFixed {
 }
 const _: () = assert!(size_of::<AbsentFixed>() == ABSENT_BYTES);
 
+impl AbsentFixed {
+    fn of((since, upto): &(Sequence, Sequence)) -> Self {
+        Self { since: since.0.into(), upto: upto.0.into() }
+    }
+}
+
 /// Bytes of the word of frames that were never there in a mark.
 pub const ABSENT_BYTES: usize = 16;
 
@@ -656,10 +679,7 @@ impl MarkBody {
             };
             out.extend_from_slice(learned.as_bytes());
         }
-        if let Some((since, upto)) = self.absent {
-            let fixed = AbsentFixed { since: since.0.into(), upto: upto.0.into() };
-            out.extend_from_slice(fixed.as_bytes());
-        }
+        self.absent.iter().for_each(|absent| out.extend_from_slice(AbsentFixed::of(absent).as_bytes()));
         out
     }
 

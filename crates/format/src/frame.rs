@@ -159,6 +159,10 @@ impl FrameHead {
         if has_volume != (header.features.get() & FEATURE_VOLUME != 0) {
             return Err(corrupt("a view frame that says wrongly whether it describes the volume"));
         }
+        let has_early = header.frame_kind() == FrameKind::View && ViewBody::names_early(head.body());
+        if header.frame_kind() == FrameKind::View && has_early != (header.features.get() & FEATURE_EARLY != 0) {
+            return Err(corrupt("a view frame that says wrongly whether it has members that count early"));
+        }
         let has_branch = header.frame_kind() == FrameKind::View && ViewBody::names_branch(head.body());
         if has_branch != (header.features.get() & FEATURE_BRANCH != 0) {
             return Err(corrupt("a view frame that says wrongly whether it names a branch"));
@@ -590,9 +594,13 @@ impl FrameBuilder {
         let fork = kind == FrameKind::Mark && MarkBody::names_fork(body);
         let lost = kind == FrameKind::Mark && MarkBody::names_lost(body);
         let flat = kind == FrameKind::Mark && MarkBody::names_flat(body);
-        let absent = kind == FrameKind::Mark && MarkBody::names_absent(body);
+        let early = match kind {
+            FrameKind::Mark => MarkBody::names_absent(body),
+            FrameKind::View => ViewBody::names_early(body),
+            _ => false,
+        };
         let bits = [
-            (absent, FEATURE_EARLY),
+            (early, FEATURE_EARLY),
             (history, FEATURE_HISTORY),
             (flat, FEATURE_FLAT),
             (fork, FEATURE_FORK),

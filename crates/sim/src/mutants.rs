@@ -22,6 +22,8 @@ use freebs_driver::Mutant as Driver;
 /// to be named head while it still learns. `ForksToComeUnread` (E10), `ForksToComeAlone`, `OrphansGoOn` (E7), `TurnsStay`: a
 /// parent would have to go between a clone's command and its fork, and clones of two parents that go to lie on one node.
 /// `GivenUpCounts` (V10): it would have to be back in the ten seconds before frames are given up.
+/// Those of early members (V16 to V20): what lies below a hole is refused by the log, whatever the chain thinks, and no run here
+/// loses members so that it would matter.
 /// `QuorumsApart` (L6): no chain here has six members. `LeftOnesSeal` (V12): heads ask nobody but the members.
 pub const CHAIN: [Chain; 31] = [
     Chain::HeadOrdersAfterRestart,

@@ -474,6 +474,8 @@ fn a_log_that_gave_frames_up_feeds_no_other() {
     let asked = |s: &mut Scene| {
         let (shard, view, map_since, until) = (s.r.id, ViewNumber(1), Sequence(2), Sequence(4));
         let r = SyncRequest {
+            early: false,
+            lacks: false,
             shard,
             view,
             id: 9,

@@ -246,6 +246,7 @@ impl Story {
             pred_quorum: self.seals_with.map_or(self.quorum, |n| self.view_members().len() as u8 + 1 - n),
             pred_learning: self.learning.clone(),
             pred_unseen: Vec::new(),
+            joining: Vec::new(),
             forced: self.forced.clone(),
             generation: self.generation,
             keys: self.keys.clone(),

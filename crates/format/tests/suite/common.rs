@@ -89,7 +89,7 @@ pub fn data_frame() -> Frame {
 }
 
 pub fn view_body() -> ViewBody {
-    let member = |n: u64, s: u64| Member { node: NodeId(n), start: StartNumber(s) };
+    let member = |n: u64, s: u64| Member { node: NodeId(n), start: StartNumber(s), early: false };
     ViewBody {
         pred: ViewNumber(4),
         seal_sequence: Sequence(1000),
@@ -478,6 +478,8 @@ fn member_messages() -> Vec<Message> {
             given: Given::Nothing,
         }),
         Message::Sync(SyncRequest {
+            early: false,
+            lacks: false,
             shard,
             view,
             id: 77,

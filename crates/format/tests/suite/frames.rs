@@ -203,7 +203,10 @@ fn a_mark_names_no_impossible_frames_as_absent() {
         let body = MarkBody { absent, learned_upto: Sequence(9), ..crate::common::mark_body() };
         let read = MarkBody::decode(&body.encode());
         assert_eq!(read.is_ok(), is_right, "behind {since} up to {upto}");
-        assert!(read.is_ok_and(|b| b == body) == is_right, "behind {since} up to {upto}");
+        assert!(
+            read.is_ok_and(|b| b.absent == absent && b.encode() == body.encode()) == is_right,
+            "behind {since} up to {upto}"
+        );
     }
     let bytes = crate::common::early_frame().head.body().to_vec();
     for len in [1, 15, 16, 17] {

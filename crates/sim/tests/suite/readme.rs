@@ -27,7 +27,7 @@ const HUNTS: [(&str, &str); 3] = [
 
 /// Mutants that no seed is recorded for, and the test that notices each: crate, mutant, file below `crates`, and name.
 /// Why the simulator has no run that shows those of chain, driver and control, `freebs_sim::mutants` and `mutants.rs` say.
-const STORIES: [(&str, &str, &str, &str); 67] = [
+const STORIES: [(&str, &str, &str, &str); 75] = [
     ("driver", "SplitInterval", "driver/tests/suite/rules/intervals.rs", "scattered_changes_are_one_update"),
     (
         "consensus",
@@ -84,6 +84,19 @@ const STORIES: [(&str, &str, &str, &str); 67] = [
         "leases_of_a_view_whose_quorums_need_not_meet_are_reckoned_with",
     ),
     ("chain", "LeftOnesSeal", "chain/src/orders/seals.rs", "who_left_seals_nothing"),
+    ("chain", "EarlyUnsafe", "chain/src/orders/early.rs", "who_is_new_counts_when_the_others_have_what_lies_in_front"),
+    ("chain", "EarlyWithoutTail", "chain/src/orders/early.rs", "who_is_new_has_what_is_not_known_to_be_committed"),
+    (
+        "chain",
+        "EarlyForThoseThere",
+        "chain/src/orders/early.rs",
+        "nobody_counts_early_where_members_leave_that_are_there",
+    ),
+    ("chain", "EarlyWithoutRequests", "chain/src/orders/early.rs", "the_state_has_the_requests_that_were_applied"),
+    ("chain", "EarlyIsDamaged", "chain/src/orders/early.rs", "who_lacks_something_seals_the_views_that_it_has"),
+    ("chain", "EarlyLeads", "chain/src/orders/early.rs", "who_lacks_something_leads_nothing"),
+    ("chain", "EarlyReads", "chain/src/orders/early.rs", "who_lacks_something_answers_and_is_not_read"),
+    ("chain", "HolesForgotten", "chain/src/orders/early.rs", "a_hole_is_not_forgotten"),
     (
         "chain",
         "PlansStopOrders",
