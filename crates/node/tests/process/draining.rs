@@ -149,7 +149,7 @@ fn all_nodes_are_started_again_under_load() {
 #[test]
 fn a_local_cluster_grows_while_it_is_used() {
     let _turn = turn(Weight::Loaded);
-    let mut c = Cluster::up(Setup { volume: None, nodes: 1, ..Setup::default() });
+    let mut c = Cluster::up(Setup { volume: None, nodes: 1, grows_to: 5, ..Setup::default() });
     c.json(&["volume", "create", "data", "--size", "64M"]);
     let mut client = Client::connect(&c.place, "data", true).expect("a client");
     let (stop, data) = (AtomicBool::new(false), c.data().display().to_string());

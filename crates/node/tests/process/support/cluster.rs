@@ -33,6 +33,8 @@ pub fn freebs() -> Command {
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub nodes: u16,
+    /// It has ports for so many, if that are more.
+    pub grows_to: u16,
     pub device_size: &'static str,
     pub segment_size: &'static str,
     /// `NAME:SIZE`
@@ -49,6 +51,7 @@ impl Default for Setup {
     fn default() -> Self {
         Self {
             nodes: 3,
+            grows_to: 0,
             device_size: "1G",
             segment_size: "8M",
             volume: Some("demo:256M"),
@@ -105,7 +108,7 @@ impl Cluster {
     #[must_use]
     pub fn prepare(setup: Setup) -> Self {
         let dir = scratch();
-        let base = free_ports(setup.nodes + 2);
+        let base = free_ports(setup.nodes.max(setup.grows_to) + 2);
         let place = if setup.unix {
             Place::Unix(std::env::temp_dir().join(format!("freebs-test-{}-{base}.sock", std::process::id())))
         } else {
