@@ -24,8 +24,9 @@
 
 use crate::mutant::Mutant;
 use crate::returns::Returns;
+use crate::spread::Spread;
 use crate::timing;
-use crate::wire::Devices;
+use crate::wire::{Devices, Room};
 use freebs_control::{Command, Shard, State, limits};
 use freebs_types::{NodeId, ShardId, SnapshotId, StartNumber, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
@@ -104,6 +105,7 @@ pub struct Failures {
     mutant: Option<Mutant>,
     /// Snapshots that are being made, and since when this leader has known it.
     under_way: BTreeMap<SnapshotId, u64>,
+    spread: Spread,
 }
 
 impl Failures {
@@ -184,6 +186,18 @@ impl Failures {
             commands.extend(self.drain(now_ms, state, failed, gone));
         }
         commands
+    }
+
+    /// A command for room and heads, if nothing else is due.
+    pub fn spread(
+        &mut self,
+        now_ms: u64,
+        state: &State,
+        away: BTreeSet<NodeId>,
+        rooms: &BTreeMap<NodeId, Room>,
+    ) -> Option<Command> {
+        let away = away.into_iter().chain(self.returns.held(now_ms)).collect();
+        self.spread.decide(now_ms, state, (&away, !self.opening.is_empty()), rooms)
     }
 
     /// Snapshots that are to fail. Should the order be lost, it is given again with the next look.

@@ -8,7 +8,7 @@ use crate::limits;
 use crate::log::Applied;
 use crate::machine::Machine;
 use crate::types::{Seat, Snapshot, Types, Vote};
-use crate::wire::{Devices, Envelope, Message};
+use crate::wire::{Devices, Envelope, Message, Room};
 use freebs_types::{ClusterId, Error, NodeId, Result, StartNumber};
 use futures_util::future::{Either, select};
 use openraft::error::{NetworkError, RPCError, ReplicationClosed, StreamingError, Unreachable};
@@ -49,6 +49,11 @@ pub trait Network: 'static {
     fn devices(&self) -> Devices {
         Devices::Work
     }
+
+    /// The room of the node's logs at this moment, which messages carry.
+    fn room(&self) -> Room {
+        Room::default()
+    }
 }
 
 /// Our end of all links.
@@ -88,6 +93,10 @@ impl Links {
         self.network.devices()
     }
 
+    pub fn room(&self) -> Room {
+        self.network.room()
+    }
+
     /// Number of the founding that the state here comes from; 0 if nothing is known of any.
     pub fn founding(&self) -> u64 {
         self.machine.borrow().founding()
@@ -107,8 +116,8 @@ impl Links {
     }
 
     pub fn send(&self, to: Seat, id: u64, message: &Message) -> Result<()> {
-        let (start, founding, devices) = (self.start(), self.founding(), self.devices());
-        let envelope = Envelope { cluster: self.cluster, from: self.me, to, start, founding, devices, id };
+        let (start, founding, devices, room) = (self.start(), self.founding(), self.devices(), self.room());
+        let envelope = Envelope { cluster: self.cluster, from: self.me, to, start, founding, devices, room, id };
         self.network.send(to, message.encode(envelope)?);
         Ok(())
     }

@@ -12,7 +12,7 @@ use crate::failures::{Failures, Look};
 use crate::mutant::Mutant;
 use crate::orders::Orders;
 use crate::timing::Timing;
-use crate::wire::Devices;
+use crate::wire::{Devices, Room};
 use freebs_control::{Command, State};
 use freebs_types::{NodeId, StartNumber};
 use std::collections::BTreeSet;
@@ -33,6 +33,8 @@ pub struct Sight {
     pub devices: Devices,
     /// Its end has closed the link, and no new one could be opened.
     pub lost: bool,
+    /// The room of its logs, as it said last.
+    pub room: Room,
 }
 
 /// The results of one look.
@@ -84,13 +86,13 @@ impl Lookout {
     }
 
     /// As leader, in this lead: what is to be asked and ordered now. `see` tells what is known of a node that is not the
-    /// leader's own.
+    /// leader's own; of that one `room` is the room.
     pub fn look(
         &mut self,
         now_ms: u64,
         timing: &Timing,
         state: &State,
-        lead: Led,
+        (lead, room): (Led, Room),
         see: impl Fn(NodeId) -> Sight,
     ) -> Findings {
         let since = match self.lead {
@@ -111,7 +113,12 @@ impl Lookout {
             findings.ask.extend(others.take(ASKED_MAX).map(|other| (other.node, node)));
         }
         let gone = Failures::gone(&looks, timing.gone_ms, |node| state.drains(node));
-        let commands = self.failures.decide(now_ms, state, &failed, &gone);
+        let mut commands = self.failures.decide(now_ms, state, &failed, &gone);
+        if commands.is_empty() {
+            let room_of = |n: NodeId| if n == lead.by.node { room } else { see(n).room };
+            let rooms = state.nodes().filter(|n| n.start.0 > 0).map(|n| (n.id, room_of(n.id))).collect();
+            commands.extend(self.failures.spread(now_ms, state, failed.union(&gone).copied().collect(), &rooms));
+        }
         self.deciding = !commands.is_empty();
         if self.deciding {
             let failed = reasons(&commands, &looks, timing.fail_ms);

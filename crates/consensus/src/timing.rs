@@ -75,6 +75,17 @@ pub(crate) const SNAPSHOT_MS: u64 = 60_000;
 pub(crate) const DOUBT_AGAIN_MS: u64 = 300;
 /// Milliseconds after which a node that is being emptied is gone: longer than a restart takes.
 pub(crate) const DRAINED_GONE_MS: u64 = 30_000;
+/// Milliseconds between two looks at the room of nodes: each may be a command, and room changes slowly.
+pub(crate) const MEASURE_EVERY_MS: u64 = 2_000;
+/// Hundredths of a node's room by which what is taken of it has to change to be told anew.
+pub(crate) const MEASURE_PERCENT: u8 = 5;
+/// Milliseconds between two copies that leave a full node: what one has freed is measured before the next.
+pub(crate) const RELIEVE_EVERY_MS: u64 = 30_000;
+/// Milliseconds without any failure after which heads go to nodes that are back: long enough that one which comes and goes gets
+/// none, and each move costs a pause.
+pub(crate) const HEADS_BACK_MS: u64 = 10_000;
+/// Milliseconds between two heads that move.
+pub(crate) const HEAD_EVERY_MS: u64 = 500;
 /// Milliseconds for which a node that had failed is heard without a pause before it comes back to a chain that it left.
 pub(crate) const RETURN_MS: u64 = 1000;
 /// The same at most, after doubling each time that it fails again.

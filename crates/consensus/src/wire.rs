@@ -19,9 +19,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// The first bytes of a message between seats.
 pub const MESSAGE_MAGIC: [u8; 4] = *b"FBCM";
 /// Version of these messages.
-pub const MESSAGE_VERSION: u16 = 3;
+pub const MESSAGE_VERSION: u16 = 4;
 /// Bytes of the header.
-pub const HEADER_BYTES: usize = 96;
+pub const HEADER_BYTES: usize = 104;
 
 /// The version of a message between seats that is of another one than these. It stands at the same place in all of them, and
 /// the checksum does not, so it is looked at first.
@@ -68,8 +68,12 @@ pub struct SeatHeader {
     pub start: U64,
     /// Number of the founding that the sender's state comes from; 0 if it has none yet.
     pub founding: U64,
+    /// Bytes that the sender's logs take; 0 if that is not known.
+    pub room_bytes: U64,
     /// One of `Devices`.
-    pub devices: U32,
+    pub devices: U16,
+    /// Hundredths of `room_bytes` that live data take, at most 100.
+    pub used_percent: U16,
     /// CRC-32C of the bytes before this field.
     pub crc: U32,
 }
@@ -168,7 +172,7 @@ pub enum Message {
 
 /// The state of a node's devices, as its seat says it with each message. A seat may be heard while they do nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(u32)]
+#[repr(u16)]
 pub enum Devices {
     /// The cluster has taken the node in, and they answer.
     #[default]
@@ -180,12 +184,30 @@ pub enum Devices {
 }
 
 impl Devices {
-    fn of(field: u32) -> Result<Self> {
+    fn of(field: u16) -> Result<Self> {
         match field {
             0 => Ok(Self::Work),
             1 => Ok(Self::Begin),
             2 => Ok(Self::Silent),
             _ => Err(refused("a message of devices in a state that there is not")),
+        }
+    }
+}
+
+/// The room that the logs of a node have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes that they take; 0 if that is not known.
+    pub bytes: u64,
+    /// Hundredths of them that live data take, at most 100.
+    pub used_percent: u8,
+}
+
+impl Room {
+    fn of(bytes: u64, used: u16) -> Result<Self> {
+        match u8::try_from(used) {
+            Ok(used_percent @ ..=100) => Ok(Self { bytes, used_percent }),
+            _ => Err(refused("a message of a node with more data than room")),
         }
     }
 }
@@ -205,6 +227,8 @@ pub struct Envelope {
     pub founding: u64,
     /// The state of the sender's devices.
     pub devices: Devices,
+    /// The room of the sender's logs.
+    pub room: Room,
     /// Number of the request, the same in its answer; 0 if no answer is wanted.
     pub id: u64,
 }
@@ -468,7 +492,9 @@ impl Message {
             id: e.id.into(),
             start: e.start.0.into(),
             founding: e.founding.into(),
-            devices: (e.devices as u32).into(),
+            room_bytes: e.room.bytes.into(),
+            devices: (e.devices as u16).into(),
+            used_percent: u16::from(e.room.used_percent).into(),
             crc: 0.into(),
         };
         head.crc = crc32c(&head.as_bytes()[..HEADER_BYTES - 4]).into();
@@ -501,6 +527,7 @@ impl Message {
             start: StartNumber(head.start.get()),
             founding: head.founding.get(),
             devices: Devices::of(head.devices.get())?,
+            room: Room::of(head.room_bytes.get(), head.used_percent.get())?,
             id: head.id.get(),
         };
         Ok((envelope, Self::body(head.kind.get(), &mut Fields(body))?))

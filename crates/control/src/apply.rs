@@ -3,6 +3,7 @@
 
 use crate::command::{Command, CreateVolume, Done, Outcome};
 use crate::mutant::Mutant;
+use crate::placement::Places;
 use crate::state::{Holder, Node, Pending, Shard, State, Volume};
 use crate::{limits, rules};
 use freebs_types::{
@@ -67,6 +68,9 @@ impl State {
             Command::DrainNode { node, drains, heir } => self.drain_node(node, drains, heir),
             Command::RetireNode { node } => self.retire_node(node),
             Command::RemoveNode { node } => self.remove_node(node),
+            Command::MeasureNodes { of } => self.measure_nodes(&of),
+            Command::PlaceNode { node, zone, weight } => self.place_node(node, zone, weight),
+            Command::MoveCopy { shard, from, to } => self.move_copy(shard, from, to),
             Command::DrainChains { away } => self.drain_chains(&away),
             Command::ScheduleSnapshots { volume, schedule } => self.schedule_snapshots(volume, schedule),
             Command::BeginSnapshot { name, volumes, created_ms, past } => {
@@ -119,9 +123,8 @@ impl State {
         }
         match self.nodes.get(&node.id) {
             Some(old) if mutant == Some(Mutant::OldImagesRegister) => {
-                (node.start, node.host_key) = (node.start.max(old.start), old.host_key);
-                (node.identity, node.drains) = (old.identity, old.drains);
-                (node.heir, node.retires) = (old.heir, old.retires);
+                let start = node.start.max(old.start);
+                node = Node { start, ..node.registers_again(old) };
             }
             None if self.nodes.len() >= common::NODES_MAX => {
                 return Err(Error::invalid(format!("a cluster has at most {} nodes", common::NODES_MAX)));
@@ -140,9 +143,7 @@ impl State {
                 )));
             }
             Some(old) => {
-                (node.changed, node.host_key) = (old.changed, old.host_key);
-                (node.identity, node.drains) = (old.identity, old.drains);
-                (node.heir, node.retires) = (old.heir, old.retires);
+                node = node.registers_again(old);
                 if **old == node {
                     return Ok(Outcome::Registered);
                 }
@@ -207,10 +208,11 @@ impl State {
         let retain_ms = new.retain_ms.unwrap_or(0);
         rules::check_retain(retain_ms)?;
         self.has_room_for(shards as usize)?;
-        let mut loads = self.loads.clone();
+        let bytes = new.size.div_ceil(u64::from(shards.max(1)));
+        let mut places = Places::new(self);
         let mut chain = |index| {
-            let members = loads.choose(self.places(), copies as usize);
-            loads.add_chain(&members);
+            let members = places.choose(self.places(), copies as usize, bytes);
+            places.loads.add_chain(&members, bytes);
             Shard::new(index, members)
         };
         let shards = (0..shards).map(&mut chain).collect();
@@ -272,6 +274,8 @@ impl State {
     pub(crate) fn commit(&mut self, mut volume: Volume) {
         self.revision += 1;
         volume.changed = self.revision;
+        let copies = usize::from(volume.copies);
+        volume.shards.iter_mut().for_each(|s| s.settle_move(copies));
         assert!(volume.check().is_ok(), "a command leaves a volume as one may be: {:?}", volume.check());
         self.put_volume(volume);
     }

@@ -12,7 +12,7 @@
 
 use crate::command::Outcome;
 use crate::limits;
-use crate::placement::Loads;
+use crate::placement::Places;
 use crate::snapshots::{Cut, Snapshot, Stage};
 use crate::state::{Origin, Shard, State, Volume, lie_alike};
 use freebs_types::{Error, Generation, NodeId, Result, SnapshotId, VolumeId};
@@ -46,8 +46,8 @@ impl State {
             flatten: false,
         };
         let id = self.number_of_clone(of)?;
-        let mut loads = self.loads.clone();
-        let shards = source.shards.iter().map(|s| self.cloned(&source, s, &mut loads)).collect();
+        let mut places = Places::new(self);
+        let shards = source.shards.iter().map(|s| self.cloned(&source, s, &mut places)).collect();
         let (generation, settled, holder, origin) = (Generation(0), Generation(0), None, Some(origin));
         let clone = Volume { id, name, size, shards, generation, settled, holder, origin, schedule: None, ..source };
         // Records of snapshots in bytes of disk or network may not fit their volumes.
@@ -100,7 +100,7 @@ impl State {
     /// A clone's shard before its first view. Its members are those of the other one's that have everything, head first,
     /// then those that learn it, and then those that carry least. If those that have everything are too few to answer in such
     /// a chain, nobody could ever learn from them: then they are the chain, if they may be (V11), and others come to it.
-    fn cloned(&self, of: &Volume, from: &Shard, loads: &mut Loads) -> Shard {
+    fn cloned(&self, of: &Volume, from: &Shard, places: &mut Places<'_>) -> Shard {
         let learns = |n: &NodeId| from.joining.contains(n);
         let copies = usize::from(of.copies);
         let mut members: Vec<NodeId> = from.members.iter().copied().filter(|n| !learns(n)).take(copies).collect();
@@ -108,8 +108,8 @@ impl State {
         let is_shorter = whole < of.quorum(copies) && whole >= usize::from(of.min_copies);
         let copies = if is_shorter { whole } else { copies };
         members.extend(from.members.iter().copied().filter(learns).take(copies - whole));
-        loads.fill(&mut members, self.places(), copies);
-        loads.add_chain(&members);
+        places.fill(&mut members, self.places(), copies, of.shard_bytes());
+        places.loads.add_chain(&members, of.shard_bytes());
         let joining = members[whole..].to_vec();
         Shard { highest: from.highest, joining, ..Shard::new(from.index, members) }
     }

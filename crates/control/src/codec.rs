@@ -11,6 +11,7 @@ use crate::limits::{
     KEEP_RULES_MAX, LEFT_SHARDS_MAX, SNAPSHOT_VOLUMES_MAX, TOKENS_MAX,
 };
 use crate::snapshots::{Cut, Group, Keep, Schedule};
+use crate::spread::Measured;
 use crate::state::Ack;
 use freebs_types::limits::CHAIN_MEMBERS_MAX;
 use freebs_types::{
@@ -153,6 +154,7 @@ impl Command {
             | Self::LockSnapshot { name, .. } => name.len(),
             Self::FailSnapshot { why, .. } => why.len(),
             Self::AddNode(new) => new.name.len() + new.address.len(),
+            Self::PlaceNode { zone, .. } => zone.as_ref().map_or(0, String::len),
             _ => 0,
         }
     }
@@ -210,7 +212,10 @@ impl Command {
             | Self::DrainNode { .. }
             | Self::RetireNode { .. }
             | Self::RemoveNode { .. }
+            | Self::MeasureNodes { .. }
+            | Self::PlaceNode { .. }
             | Self::LeaveChains { .. } => self.put_of_nodes(out)?,
+            Self::MoveCopy { shard, from, to } => put_of_shard(out, 51, *shard, &[from.0, to.0]),
             Self::MembersComplete { shard, view, nodes } => {
                 put_of_shard(out, 16, *shard, &[view.0]);
                 put_members(out, nodes)?;
@@ -264,6 +269,14 @@ impl Command {
             }
             Self::RemoveNode { node } => {
                 put_form(out, 47, &[node.0]);
+                Ok(())
+            }
+            Self::MeasureNodes { of } => put_measured(out, of),
+            Self::PlaceNode { node, zone, weight } => {
+                put_form(out, 50, &[node.0]);
+                put_optional(out, weight.map(u16::to_le_bytes));
+                out.push(u8::from(zone.is_some()));
+                zone.iter().for_each(|z| put_text(out, z));
                 Ok(())
             }
             Self::RetireNode { node } => {
@@ -429,7 +442,9 @@ impl Command {
             27 => Self::DeleteVolumeAndSnapshots { volume: VolumeId(f.u64()?), now_ms: f.u64()?, force: f.flag()? },
             29 => Self::FlattenVolume { volume: VolumeId(f.u64()?) },
             kind @ (41..=43) => of_joining(f, kind)?,
-            kind @ (44 | 46..=48) => of_node(f, kind)?,
+            kind @ (44 | 46..=48 | 50) => of_node(f, kind)?,
+            49 => Self::MeasureNodes { of: measured(f)? },
+            51 => Self::MoveCopy { shard: f.shard()?, from: NodeId(f.u64()?), to: NodeId(f.u64()?) },
             _ => return Err(damaged()),
         };
         f.end()?;
@@ -551,11 +566,39 @@ fn of_node(f: &mut Fields<'_>, kind: u8) -> Result<Command> {
     Ok(match kind {
         47 => Command::RemoveNode { node },
         48 => Command::RetireNode { node },
+        50 => {
+            let weight = f.optional(Fields::u16)?;
+            Command::PlaceNode { node, zone: f.optional(Fields::text)?, weight }
+        }
         _ => {
             let heir = (kind == 46).then(|| f.u64().map(NodeId)).transpose()?;
             Command::DrainNode { node, drains: f.flag()?, heir }
         }
     })
+}
+
+fn put_measured(out: &mut Vec<u8>, of: &[Measured]) -> Result<()> {
+    let count = u8::try_from(of.len()).ok().filter(|n| usize::from(*n) <= FAILED_NODES_MAX);
+    out.push(49);
+    out.push(count.ok_or_else(|| Error::invalid("too many nodes are measured at a time"))?);
+    for m in of {
+        put_numbers(out, &[m.node.0, m.start.0, m.room_bytes]);
+        out.push(m.used_percent);
+    }
+    Ok(())
+}
+
+fn measured(f: &mut Fields<'_>) -> Result<Vec<Measured>> {
+    let count = usize::from(f.byte()?);
+    if count > FAILED_NODES_MAX {
+        return Err(damaged());
+    }
+    let one = |f: &mut Fields<'_>| {
+        let (node, start, room_bytes) = (NodeId(f.u64()?), StartNumber(f.u64()?), f.u64()?);
+        let used_percent = f.byte()?;
+        if used_percent > 100 { Err(damaged()) } else { Ok(Measured { node, start, room_bytes, used_percent }) }
+    };
+    (0..count).map(|_| one(f)).collect()
 }
 
 fn of_joining(f: &mut Fields<'_>, kind: u8) -> Result<Command> {

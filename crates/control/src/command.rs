@@ -1,6 +1,7 @@
 //! What can be asked of the control plane, and what comes of it.
 
 use crate::snapshots::{Cut, Schedule};
+use crate::spread::Measured;
 use crate::state::Ack;
 use freebs_types::{
     Generation, Hash32, HostPublic, NodeId, Past, Sequence, ShardId, SnapshotId, StartNumber, Version, ViewNumber,
@@ -248,6 +249,29 @@ pub enum Command {
         /// The node.
         node: NodeId,
     },
+    /// The room of nodes' devices, as they say it. Given by the leader.
+    MeasureNodes {
+        /// Each in its start; who was started again since is not meant.
+        of: Vec<Measured>,
+    },
+    /// The zone of a node, and how much of its room counts; what is `None` stays as it is.
+    PlaceNode {
+        /// The node.
+        node: NodeId,
+        /// At most 128 bytes, as names are; empty for none.
+        zone: Option<String>,
+        /// Hundredths, at most `WEIGHT_MAX`.
+        weight: Option<u16>,
+    },
+    /// A copy moves: `to` comes to the chain, and once it has everything `from` leaves it.
+    MoveCopy {
+        /// The shard.
+        shard: ShardId,
+        /// The member that leaves.
+        from: NodeId,
+        /// The node that comes.
+        to: NodeId,
+    },
     /// Nodes that are being emptied: others come to their chains, and where they have everything these leave, as many as may be
     /// learned at a time.
     DrainChains {
@@ -464,7 +488,8 @@ pub enum Outcome {
     /// Of `ReportCuts`, `ConfirmCuts`, `FailSnapshot`, `LockSnapshot`, `FlattenVolume`, `MakeToken` and `RevokeTokens`; late words have changed nothing.
     Noted,
     /// Of the commands that change members or heads: `MoveHead`, `ReplaceHead`, `FailOver`, `ReplaceMembers`,
-    /// `ExtendChains`, `MembersComplete`, `RecoverShard`, `DrainNode`, `DrainChains`, `RetireNode`, `RemoveNode`.
+    /// `ExtendChains`, `MembersComplete`, `RecoverShard`, `DrainNode`, `DrainChains`, `RetireNode`, `RemoveNode`,
+    /// `MeasureNodes`, `PlaceNode`, `MoveCopy`.
     Moved,
     /// Of `AddNode`.
     Added {

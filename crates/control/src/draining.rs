@@ -11,6 +11,7 @@
 use crate::apply::shard_of;
 use crate::command::Outcome;
 use crate::limits;
+use crate::placement::Places;
 use crate::state::{Node, Shard, State, Volume};
 use freebs_types::{Error, NodeId, Result, ShardId, StartNumber, limits as common};
 use std::collections::BTreeSet;
@@ -42,6 +43,12 @@ impl Shard {
         self.keepers.push(node);
         self.pending = None;
     }
+}
+
+/// True if a chain may become longer by one: those that are there have to be enough for the longer one, too.
+pub(crate) fn can_grow(volume: &Volume, shard: &Shard, is_there: impl Fn(&NodeId) -> bool) -> bool {
+    let (len, there) = (shard.members.len(), shard.members.iter().filter(|n| is_there(n)).count());
+    there >= volume.quorum(len) && there + 1 >= volume.quorum(len + 1) && len < common::CHAIN_MEMBERS_MAX
 }
 
 impl State {
@@ -140,7 +147,7 @@ impl State {
         let learns = |s: &&Shard| !s.joining.is_empty() && !s.only_returns();
         let busy: usize = self.volumes().map(|v| v.shards.iter().filter(learns).count()).sum();
         let mut room = limits::JOINING_SHARDS_MAX.saturating_sub(busy);
-        let (mut out, mut loads) = (Vec::new(), self.loads.clone());
+        let (mut out, mut places) = (Vec::new(), Places::new(self));
         let is_there = |n: &NodeId| !away.contains(n) && self.node(*n).is_some_and(|n| n.start.0 > 0);
         for (volume, shard) in self.volumes().flat_map(|v| v.shards.iter().map(move |s| (v, s))) {
             let Some(step) = self.drain_step(volume, shard, is_there) else { continue };
@@ -148,9 +155,10 @@ impl State {
             match step {
                 Some((node, head)) => out.push((id, DrainStep::Leaves { node, head })),
                 None if room > 0 => {
-                    let Some(new) = self.spare(shard, is_there, &loads) else { continue };
+                    let leaves = shard.members.iter().rev().copied().find(|n| self.drains(*n) && is_there(n));
+                    let Some(new) = self.spare((volume, shard), is_there, &places, leaves) else { continue };
                     room -= 1;
-                    loads.add_member(new);
+                    places.loads.add_member(new, volume.shard_bytes());
                     out.push((id, DrainStep::Comes(new)));
                 }
                 None => {}
@@ -169,13 +177,10 @@ impl State {
     ) -> Option<Option<(NodeId, NodeId)>> {
         let (len, copies) = (shard.members.len(), usize::from(volume.copies));
         let drains = shard.members.iter().rev().find(|n| self.drains(**n) && is_there(n));
-        // Another one had come already when it was said that nobody is to be emptied.
-        let surplus = || shard.members.last().filter(|_| len > copies);
+        // Another one had come already when it was said that nobody is to be emptied; or somebody's copy is being moved.
+        let surplus = || shard.leaves.as_ref().or(shard.members.last()).filter(|_| len > copies);
         let leaves = *drains.or_else(surplus)?;
-        let is_settled = shard.joining.is_empty() && shard.active_members.is_empty() && shard.learning.is_empty();
-        let nobody_waits = shard.keepers.is_empty() && shard.away.is_empty();
-        let is_known = shard.forced.is_none() && shard.unseen.is_empty();
-        if shard.active.0 == 0 || !is_settled || !is_known || !nobody_waits || !self.is_open(shard) {
+        if !self.is_at_rest(shard) {
             return None;
         }
         let others: Vec<NodeId> = shard.members.iter().filter(|n| **n != leaves && is_there(n)).copied().collect();
@@ -183,10 +188,15 @@ impl State {
             let is_held = others.len() >= volume.quorum(len - 1) && len > 1;
             return others.first().filter(|_| is_held).map(|head| Some((leaves, *head)));
         }
-        // Those that are there have to be enough for the longer chain, too.
-        let there = shard.members.iter().filter(|n| is_there(n)).count();
-        let is_held = there >= volume.quorum(len) && there + 1 >= volume.quorum(len + 1);
-        (is_held && len < common::CHAIN_MEMBERS_MAX).then_some(None)
+        can_grow(volume, shard, is_there).then_some(None)
+    }
+
+    /// True if no change of a shard's chain is under way, or may be called for.
+    pub(crate) fn is_at_rest(&self, shard: &Shard) -> bool {
+        let is_settled = shard.joining.is_empty() && shard.active_members.is_empty() && shard.learning.is_empty();
+        let nobody_waits = shard.keepers.is_empty() && shard.away.is_empty();
+        let is_known = shard.forced.is_none() && shard.unseen.is_empty();
+        shard.active.0 > 0 && is_settled && is_known && nobody_waits && self.is_open(shard)
     }
 
     /// All that can be done now for nodes that drain; none of those that are away comes, if it was not started again since.

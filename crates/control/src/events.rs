@@ -4,6 +4,7 @@
 //! it, and whoever gathers from several nodes knows by revision, kind and shard what is the same event.
 
 use crate::command::{Command, NewNode, RecoverShard};
+use crate::placement::{FILLING_PERCENT, FULL_PERCENT};
 use crate::rules::{self, format_date};
 use crate::snapshots::{Schedule, Snapshot, Stage};
 use crate::state::{Holder, Node, Origin, Shard, State, Volume};
@@ -204,6 +205,31 @@ fn retires(node: &Node) -> Told {
     Told::new(EventKind::Node, "is being taken out of the cluster: it gives its vote up").about(node.name.clone())
 }
 
+fn placed(node: &Node) -> Told {
+    let zone = if node.zone.is_empty() { "in no zone".into() } else { format!("in zone {}", node.zone) };
+    Told::new(EventKind::Node, format!("is {zone} now, with weight {}", node.weight)).about(node.name.clone())
+}
+
+/// Nodes that are filling up, or are not any more.
+fn filled(before: &State, now: &State) -> Vec<Told> {
+    let level = |percent: u8| (percent >= FILLING_PERCENT, percent >= FULL_PERCENT);
+    let mut out = Vec::new();
+    for node in now.nodes() {
+        let old = before.node(node.id).map_or(0, |n| n.used_percent);
+        if level(old) == level(node.used_percent) {
+            continue;
+        }
+        let next = match level(node.used_percent) {
+            (_, true) => "copies go elsewhere, if others have room; add a node, trim or delete",
+            (true, false) if old < node.used_percent => "new copies go elsewhere; add a node, trim or delete",
+            _ => "less than before",
+        };
+        let text = format!("live data take {} % of its room: {next}", node.used_percent);
+        out.push(Told::new(EventKind::Space, text).about(node.name.clone()).decided(now.revision()));
+    }
+    out
+}
+
 fn drained(node: &Node, drains: bool) -> Told {
     let text = if drains { "is being emptied: others take its places" } else { "is not being emptied any more" };
     Told::new(EventKind::Node, text).about(node.name.clone())
@@ -250,7 +276,10 @@ fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
             members(before, now, "has been gone for too long")
         }
         Command::LeaveChains { failed, .. } => left(before, now, failed),
-        Command::DrainChains { .. } => members(before, now, "is being emptied"),
+        Command::DrainChains { .. } => members(before, now, "is being emptied, or its copy is moved"),
+        Command::MoveCopy { .. } => members(before, now, "its copy is moved"),
+        Command::MeasureNodes { .. } => filled(before, now),
+        Command::PlaceNode { node, .. } => one(now.node(*node).map(|n| placed(n))),
         Command::RetireNode { node } => one(now.node(*node).filter(|n| n.changed == at).map(|n| retires(n))),
         Command::RemoveNode { node } => one(removed(before, now, *node)),
         Command::DrainNode { node, drains, .. } => one(now.node(*node).map(|n| drained(n, *drains))),

@@ -35,7 +35,7 @@ impl State {
     /// Nodes that new copies may be placed on. One that has joined and never ran may never come, and one that drains gets nothing.
     pub(crate) fn places(&self) -> impl Iterator<Item = NodeId> {
         let all = !self.has_authority();
-        self.nodes.values().filter(move |n| !n.drains && (all || n.start.0 > 0)).map(|n| n.id)
+        self.nodes.values().filter(move |n| !n.drains && n.weight > 0 && (all || n.start.0 > 0)).map(|n| n.id)
     }
 
     /// A cluster that is being founded has this authority, made with the node that founds it, whose key is `identity`. No

@@ -60,6 +60,8 @@ pub const SNAPSHOT_CUTS_TOTAL_MAX: usize = 1 << 20;
 pub const SNAPSHOTS_FAILED_MAX: usize = 64;
 /// Bytes of the reason for which a snapshot has failed; a longer one is cut.
 pub const SNAPSHOT_WHY_BYTES_MAX: usize = 256;
+/// The weight of a node is at most this.
+pub const WEIGHT_MAX: u16 = 1_000;
 /// Nodes that one command declares failed.
 pub const FAILED_NODES_MAX: usize = 56;
 /// Shards of which members are joining at a time: what is learned loads those who tell it, too.

@@ -8,7 +8,7 @@ use crate::apply::shard_of;
 use crate::command::Outcome;
 use crate::limits;
 use crate::mutant::Mutant;
-use crate::placement::Loads;
+use crate::placement::Places;
 use crate::state::{Shard, State, Volume};
 use freebs_types::{Error, NodeId, Result, ShardId, StartNumber, ViewNumber, limits as common};
 use std::collections::BTreeSet;
@@ -106,7 +106,9 @@ impl State {
         self.volumes.values().any(|v| v.shards.iter().any(|s| s.forced.is_some() || s.branch.is_some()))
     }
 
-    pub(crate) fn has_changing_members(&self) -> bool {
+    /// True if the members of any chain are changing.
+    #[must_use]
+    pub fn has_changing_members(&self) -> bool {
         let changes = |s: &Shard| !(s.active_members.is_empty() && s.joining.is_empty() && s.keepers.is_empty());
         self.volumes.values().any(|v| v.shards.iter().any(changes))
     }
@@ -136,7 +138,7 @@ impl State {
         volume: &Volume,
         shard: &Shard,
         (gone, failed): (&BTreeSet<NodeId>, &BTreeSet<NodeId>),
-        loads: &Loads,
+        places: &Places<'_>,
     ) -> Option<(NodeId, NodeId)> {
         let is_there =
             |n: &NodeId| !gone.contains(n) && !failed.contains(n) && self.node(*n).is_some_and(|n| n.start.0 > 0);
@@ -152,24 +154,30 @@ impl State {
         if shard.keepers.len() >= common::CHAIN_MEMBERS_MAX {
             return None;
         }
-        Some((old, self.spare(shard, is_there, loads)?))
+        Some((old, self.spare((volume, shard), is_there, places, Some(old))?))
     }
 
-    /// The node that is to be a member next: the heir of one that drains, or else a former member, for it has the most, else who
-    /// carries least.
-    pub(crate) fn spare(&self, shard: &Shard, is_there: impl Fn(&NodeId) -> bool, loads: &Loads) -> Option<NodeId> {
+    /// The node that is to be a member next: the heir of one that drains, or else a former member, for it has the most, else the
+    /// best place for a copy beside those that stay.
+    pub(crate) fn spare(
+        &self,
+        (volume, shard): (&Volume, &Shard),
+        is_there: impl Fn(&NodeId) -> bool,
+        places: &Places<'_>,
+        leaves: Option<NodeId>,
+    ) -> Option<NodeId> {
         let may_come = |n: &NodeId| is_there(n) && !self.drains(*n) && !shard.members.contains(n);
         let drains = shard.members.iter().chain(&shard.away).filter_map(|m| self.nodes.get(m)).filter(|n| n.drains);
         let heir = drains.filter_map(|n| n.heir).find(may_come);
         if heir.is_some() {
             return heir;
         }
+        let stay: Vec<NodeId> = shard.members.iter().copied().filter(|n| leaves != Some(*n)).collect();
+        let has_some = |n: &NodeId| shard.keepers.contains(n) || shard.away.contains(n);
+        // A copy on a node of no weight is better than none.
+        let counts = |n: &NodeId| self.nodes.get(n).is_some_and(|n| n.weight > 0);
         let spare = self.nodes.keys().copied().filter(may_come);
-        spare.min_by_key(|n| {
-            let load = loads.of(*n);
-            let has_some = shard.keepers.contains(n) || shard.away.contains(n);
-            (!has_some, load.copies, load.heads, *n)
-        })
+        spare.min_by_key(|n| (!has_some(n), !counts(n), places.rank(*n, &stay, volume.shard_bytes())))
     }
 
     /// Shards whose chains are shorter than their volumes are to have them (V10, V11), and the nodes that come to them while
@@ -183,7 +191,7 @@ impl State {
             |returns| -> usize { self.volumes().map(|v| v.shards.iter().filter(|s| learn(s, returns)).count()).sum() };
         let mut room = limits::JOINING_SHARDS_MAX.saturating_sub(busy(false));
         let mut room_to_return = limits::RETURNING_SHARDS_MAX.saturating_sub(busy(true));
-        let mut loads = self.loads.clone();
+        let mut place = Places::new(self);
         let (mut out, volumes) = (Vec::new(), self.volumes());
         for (volume, shard) in volumes.flat_map(|v| v.shards.iter().map(move |s| (v, s))) {
             let is_settled = shard.active.0 > 0 && shard.joining.is_empty() && shard.active_members.is_empty();
@@ -201,12 +209,12 @@ impl State {
             let returning = shard.returning(stays);
             let kept = shard.away.iter().filter(|n| waited.contains(n) && !self.drains(**n)).count();
             let room = if returning.is_some() { &mut room_to_return } else { &mut room };
-            let other = || self.spare(shard, is_there, &loads).filter(|_| places > kept);
+            let other = || self.spare((volume, shard), is_there, &place, None).filter(|_| places > kept);
             // One that is being emptied is better than none.
             let drained = || shard.returning(is_there);
             if let Some(new) = returning.or_else(other).or_else(drained).filter(|_| *room > 0) {
                 *room -= 1;
-                loads.add_member(new);
+                place.loads.add_member(new, volume.shard_bytes());
                 out.push((volume.shard_id(shard.index), new));
             }
         }
@@ -221,14 +229,14 @@ impl State {
         let is_busy = |s: &&Shard| !s.joining.is_empty() && !s.only_returns();
         let busy: usize = self.volumes().map(|v| v.shards.iter().filter(is_busy).count()).sum();
         let mut room = limits::JOINING_SHARDS_MAX.saturating_sub(busy);
-        let (mut out, mut loads) = (Vec::new(), self.loads.clone());
+        let (mut out, mut places) = (Vec::new(), Places::new(self));
         for volume in self.volumes() {
             for shard in &volume.shards {
                 let may = room > 0 || is_busy(&shard);
-                let found = self.replacement(volume, shard, (gone, failed), &loads).filter(|_| may);
+                let found = self.replacement(volume, shard, (gone, failed), &places).filter(|_| may);
                 let Some((old, new)) = found else { continue };
                 room = room.saturating_sub(usize::from(!is_busy(&shard)));
-                loads.add_member(new);
+                places.loads.add_member(new, volume.shard_bytes());
                 out.push((volume.shard_id(shard.index), old, new));
             }
         }

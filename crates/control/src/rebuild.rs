@@ -673,6 +673,7 @@ fn shard(
         learning: Vec::new(),
         forced: None,
         branch: views.branch(view.view),
+        leaves: None,
     };
     Ok((shard, given_up))
 }

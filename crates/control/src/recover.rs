@@ -9,7 +9,7 @@
 
 use crate::apply::shard_of;
 use crate::command::{Command, Outcome, RecoverShard};
-use crate::placement::Loads;
+use crate::placement::Places;
 use crate::state::{Branch, Forced, Shard, State, Volume};
 use freebs_types::{Error, NodeId, Result, Sequence, ShardId, StartNumber, Version, ViewNumber, limits as common};
 use serde::{Deserialize, Serialize};
@@ -286,7 +286,7 @@ impl Look<'_> {
     }
 
     /// The chain that goes on from this log: who can follow it, and then new members where there are nodes to spare.
-    fn chain(&self, best: (NodeId, LogStatus), loads: &Loads) -> Vec<NodeId> {
+    fn chain(&self, best: (NodeId, LogStatus), places: &Places<'_>) -> Vec<NodeId> {
         let can_follow = |n: &NodeId| self.log(*n).is_none_or(|l| l.is_whole() && l.committed <= best.1.last);
         let survivors = self.survivors();
         let learns = |n: &NodeId| self.shard.joining.contains(n) && self.logs.contains_key(n);
@@ -302,7 +302,8 @@ impl Look<'_> {
         let started = self.state.nodes().filter(|n| n.start.0 > 0).map(|n| n.id);
         let mut spare: Vec<NodeId> = started.filter(is_spare).collect();
         let has_some = self.keepers();
-        spare.sort_by_key(|n| (!has_some.contains(n), loads.of(*n).copies, loads.of(*n).heads, *n));
+        let bytes = self.volume.shard_bytes();
+        spare.sort_by_key(|n| (!has_some.contains(n), places.rank(*n, &chain, bytes)));
         let wanted = usize::from(self.volume.copies).max(self.shard.members.len());
         chain.truncate(wanted);
         chain.extend(spare.into_iter().take(wanted.saturating_sub(chain.len())));
@@ -320,7 +321,7 @@ impl Look<'_> {
     }
 
     /// How it goes on, or why it can't.
-    fn plan(&self, by_force: bool, loads: &Loads) -> std::result::Result<(Plan, RecoverShard), String> {
+    fn plan(&self, by_force: bool, places: &Places<'_>) -> std::result::Result<(Plan, RecoverShard), String> {
         let active = self.shard.active;
         let learns = |n: &NodeId| self.shard.joining.contains(n) || self.shard.learning.contains(n);
         let is_late = |n: &&NodeId| match self.log(**n) {
@@ -348,7 +349,7 @@ impl Look<'_> {
         if let Some(n) = keeper {
             return Err(silent_one(*n));
         }
-        let mut chain = self.chain(best, loads);
+        let mut chain = self.chain(best, places);
         let least = usize::from(self.volume.min_copies);
         if chain.len() < least {
             return Err(format!("it needs {least} members, and {} can be had; start other nodes first", chain.len()));
@@ -409,7 +410,7 @@ impl Look<'_> {
         }
     }
 
-    fn found(&self, loads: &Loads) -> (ShardRecovery, Option<RecoverShard>) {
+    fn found(&self, places: &Places<'_>) -> (ShardRecovery, Option<RecoverShard>) {
         let logs = self.nodes().into_iter().map(|n| {
             let (is_member, flaw) = (self.is_member(n), self.flaw(n));
             let why = flaw.or_else(|| (!is_member).then(|| "is no member any more".into())).unwrap_or_default();
@@ -431,7 +432,7 @@ impl Look<'_> {
             (true, false) => Need::Members,
             (true, true) => return (found, None),
         };
-        match self.plan(need == Need::Force, loads) {
+        match self.plan(need == Need::Force, places) {
             Ok((plan, command)) => {
                 (found.need, found.plan) = (need, Some(plan));
                 (found, Some(command))
@@ -460,12 +461,12 @@ pub fn look(
     logs: &Logs,
     silent: &BTreeSet<NodeId>,
 ) -> Vec<(ShardRecovery, Option<Command>)> {
-    let mut loads = state.loads.clone();
+    let mut places = Places::new(state);
     let one = |shard: &Shard| {
         let id = volume.shard_id(shard.index);
-        let (found, how) = Look { state, volume, shard, id, logs, silent }.found(&loads);
+        let (found, how) = Look { state, volume, shard, id, logs, silent }.found(&places);
         for n in how.iter().flat_map(|h| h.chain.iter().filter(|n| !shard.members.contains(n))) {
-            loads.add_member(*n);
+            places.loads.add_member(*n, volume.shard_bytes());
         }
         (found, how.map(Command::RecoverShard))
     };

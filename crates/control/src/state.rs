@@ -1,7 +1,7 @@
 //! The state: nodes, volumes, shards. Maps are ordered, and every entry carries the revision that last changed it.
 
 use crate::limits;
-use crate::placement::Loads;
+use crate::placement::{Loads, WEIGHT};
 use crate::snapshots::{Cut, Schedule, Snapshots};
 use crate::tokens::Joining;
 use freebs_format::VolumeDescription;
@@ -41,8 +41,40 @@ pub struct Node {
     /// It is being taken out of the cluster: it gives its vote up, and then it is removed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub retires: bool,
+    /// What may fail together with it (a rack, a room, a site), by name; empty if that was not said.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub zone: String,
+    /// How much of its room counts, in hundredths: 0 to 1,000; 0 for no new copies.
+    #[serde(default = "default_weight", skip_serializing_if = "is_default_weight")]
+    pub weight: u16,
+    /// Bytes that its logs take; 0 until it was measured.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub room_bytes: u64,
+    /// Hundredths of them that live data took when it was last measured, at most 100.
+    #[serde(default, skip_serializing_if = "is_none_used")]
+    pub used_percent: u8,
     /// Revision of the last change.
     pub changed: u64,
+}
+
+fn default_weight() -> u16 {
+    WEIGHT
+}
+
+// These have the signatures that the attributes above need.
+#[expect(clippy::trivially_copy_pass_by_ref)]
+fn is_default_weight(weight: &u16) -> bool {
+    *weight == WEIGHT
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref)]
+fn is_none_used(percent: &u8) -> bool {
+    *percent == 0
 }
 
 impl Node {
@@ -60,8 +92,20 @@ impl Node {
             drains: false,
             heir: None,
             retires: false,
+            zone: String::new(),
+            weight: WEIGHT,
+            room_bytes: 0,
+            used_percent: 0,
             changed,
         }
+    }
+}
+
+impl Node {
+    /// As `old`, whose number it has, but for what a node says of itself when it registers.
+    pub(crate) fn registers_again(self, old: &Self) -> Self {
+        let Self { name, address, workers, start, .. } = self;
+        Self { name, address, workers, start, ..old.clone() }
     }
 }
 
@@ -168,6 +212,9 @@ pub struct Shard {
     /// `None` if it never went on by force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub branch: Option<Branch>,
+    /// A member whose copy is being moved: it leaves once another one that has come has everything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leaves: Option<NodeId>,
 }
 
 impl Shard {
@@ -190,6 +237,7 @@ impl Shard {
             unseen: Vec::new(),
             forced: None,
             branch: None,
+            leaves: None,
         }
     }
 
@@ -243,6 +291,7 @@ impl Shard {
             && !self.keepers.iter().any(|n| self.members.contains(n))
             && self.forced.as_ref().is_none_or(is_word)
             && self.branch.is_none_or(|b| b.view <= self.active && is_number(b.at))
+            && self.leaves.is_none_or(|n| self.members.contains(&n))
     }
 }
 

@@ -10,6 +10,7 @@ mod cluster_file;
 mod conn;
 mod events;
 mod files;
+mod fill;
 mod gateway;
 mod headroom;
 mod host_socket;
@@ -17,6 +18,7 @@ mod identity;
 mod options;
 mod places;
 mod runtime;
+mod supervised;
 mod timing;
 mod up;
 

@@ -27,6 +27,8 @@ pub const HOST_LINE_MAX: Duration = Duration::from_secs(5);
 /// become heads. Longer than disks stall in good order now and then; with the heartbeats for which that is said, and a view change
 /// behind them, about a second and a half.
 pub const DEVICE_SILENT: Duration = Duration::from_millis(1000);
+/// Workers tell the room of their logs this often; the leader looks at it less often.
+pub const ROOM_TOLD_EVERY: Duration = Duration::from_millis(500);
 /// The connection from seat to seat: a node that does not take it within this time counts as not there. Below
 /// `fail_ms` of consensus, so that a seat that is gone does not hold up what is for another one.
 pub const SEAT_CONNECT_MAX: Duration = Duration::from_millis(500);

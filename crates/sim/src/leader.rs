@@ -15,7 +15,7 @@ use freebs_consensus::doubts::{Doubts, Led};
 use freebs_consensus::lookout::{Lookout, Sight};
 use freebs_consensus::orders::{Orders, Step};
 use freebs_consensus::reach::Attempt;
-use freebs_consensus::{Devices, Mutant, Seat, Timing, voters};
+use freebs_consensus::{Devices, Mutant, Room, Seat, Timing, voters};
 use freebs_control::Command;
 use freebs_types::{Nanos, NodeId};
 use std::cell::{Cell, RefCell};
@@ -71,8 +71,9 @@ impl Leader {
             worked_ms: ms(&self.worked, node),
             devices: c.node(node.0).map_or(Devices::Begin, |n| n.devices()),
             lost: c.node(node.0).is_some_and(|n| refuses(c, Place::Control, n)),
+            room: c.node(node.0).map_or(Room::default(), |n| n.room()),
         };
-        let findings = self.lookout.borrow_mut().look(now, timing, &c.control.snapshot(), lead, see);
+        let findings = self.lookout.borrow_mut().look(now, timing, &c.control.snapshot(), (lead, Room::default()), see);
         findings.ask.iter().for_each(|(other, node)| self.ask(c, *other, *node));
         if let Some(orders) = findings.orders {
             self.carry_out(c, orders);
@@ -134,6 +135,9 @@ impl Leader {
             Command::ExtendChains { .. } => "short chains extended",
             Command::LeaveChains { .. } => "chains made shorter",
             Command::DrainChains { .. } => "chains drained",
+            Command::MeasureNodes { .. } => "rooms of nodes measured",
+            Command::MoveCopy { .. } => "copies moved from full nodes",
+            Command::MoveHead { .. } => "heads moved back",
             _ => "heads that were late replaced",
         });
     }

@@ -10,7 +10,7 @@ use crate::raft;
 use crate::world::World;
 use freebs_agent::{Commands, Membership, Numbered, Port, TakenIn, caller, workers_of};
 use freebs_chain::{HostConfig, Mutant, Who, Worker, WorkerConfig};
-use freebs_consensus::Devices;
+use freebs_consensus::{Devices, Room};
 use freebs_control::State;
 use freebs_format::wire::{Message, Role};
 use freebs_io::{Clock, Device, LinkId, Outbox, Random};
@@ -240,6 +240,13 @@ impl Node {
             true => Devices::Work,
             false => Devices::Begin,
         }
+    }
+
+    /// The room of its log, as its messages to others say it.
+    #[must_use]
+    pub fn room(&self) -> Room {
+        let space = self.worker().map(|w| w.engine().space());
+        space.map_or(Room::default(), |s| Room { bytes: s.room_bytes(), used_percent: s.used_percent() })
     }
 
     /// Whether its machine is there and says that no process is.

@@ -6,7 +6,7 @@ use crate::lookout::Sight;
 use crate::orders::{Orders, Step};
 use crate::timing;
 use crate::types::Seat;
-use crate::wire::{Devices, Envelope, Message};
+use crate::wire::{Devices, Envelope, Message, Room};
 use freebs_types::NodeId;
 use futures_util::future::select;
 use std::collections::BTreeMap;
@@ -20,6 +20,7 @@ pub(super) struct Works {
     worked: u64,
     /// The intervals in which they were said not to answer, first and last, without another word between.
     silent: Option<(u64, u64)>,
+    room: Room,
 }
 
 impl Works {
@@ -71,7 +72,12 @@ impl Peer {
     /// it had been refused there: who can't write decides nothing.
     pub(super) fn hear_devices(&self, e: &Envelope) {
         let (node, tick) = (e.from.node, self.0.tick.get());
-        let confirmed = self.0.works.borrow_mut().entry(node).or_default().hear(e.devices, tick);
+        let confirmed = {
+            let mut works = self.0.works.borrow_mut();
+            let known = works.entry(node).or_default();
+            known.room = e.room;
+            known.hear(e.devices, tick)
+        };
         if confirmed && self.judges() {
             self.say_refused(node);
         }
@@ -129,9 +135,11 @@ impl Peer {
                 worked_ms: known.worked * self.0.timing.heartbeat_ms,
                 devices: if excused { Devices::Work } else { known.devices() },
                 lost: self.0.links.refusals(node) > 0,
+                room: known.room,
             }
         };
-        let findings = self.0.lookout.borrow_mut().look(self.now_ms(), &self.0.timing, &state, lead, see);
+        let findings =
+            self.0.lookout.borrow_mut().look(self.now_ms(), &self.0.timing, &state, (lead, self.0.links.room()), see);
         for (other, node) in findings.ask {
             // If it is lost, the question is asked again.
             let _ = self.0.links.send(Seat { node: other, store: 0 }, 0, &Message::Doubt(node));

@@ -60,6 +60,7 @@ async fn asked(peer: &Peer, said: &RefCell<Vec<Message>>) -> Vec<Message> {
         start: StartNumber(1),
         founding: 0,
         devices: freebs_consensus::Devices::Work,
+        room: freebs_consensus::Room::default(),
         id: 0,
     };
     peer.receive(Message::Doubt(DOUBTED).encode(envelope).unwrap());

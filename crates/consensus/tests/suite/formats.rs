@@ -71,7 +71,9 @@ fn tables_and_structs_agree() {
             id,
             start,
             founding,
+            room_bytes,
             devices,
+            used_percent,
             crc,
         }
     );
@@ -181,6 +183,7 @@ fn envelope() -> Envelope {
         start: StartNumber(5),
         founding: 9,
         devices: Devices::Begin,
+        room: freebs_consensus::Room { bytes: 0x0102_0304, used_percent: 61 },
         id: 77,
     }
 }
@@ -258,7 +261,7 @@ fn a_message_of_another_version_is_known_as_such() {
     next.extend([0; 8]);
     for (bytes, version) in [(old, 1), (next, wire::MESSAGE_VERSION + 1)] {
         let e = Message::decode(&bytes).unwrap_err();
-        let words = [format!("version {version}"), "version 3".into(), "same version of freebs on all nodes".into()];
+        let words = [format!("version {version}"), "version 4".into(), "same version of freebs on all nodes".into()];
         assert!(words.iter().all(|w| e.text.contains(w)), "{e}");
         assert_eq!(wire::other_version(&bytes), Some(version));
     }

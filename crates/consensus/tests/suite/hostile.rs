@@ -175,6 +175,7 @@ fn refused(m: &Message) -> Option<String> {
         start: StartNumber(1),
         founding: 0,
         devices: freebs_consensus::Devices::Work,
+        room: freebs_consensus::Room::default(),
         id: 1,
     };
     Message::decode(&m.encode(envelope).unwrap()).err().map(|e| e.to_string())
@@ -292,6 +293,7 @@ impl Scene {
             start: StartNumber(1),
             founding: 0,
             devices: freebs_consensus::Devices::Work,
+            room: freebs_consensus::Room::default(),
             id: 1,
         };
         self.peer.receive(m.encode(envelope).unwrap());

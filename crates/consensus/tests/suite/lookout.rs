@@ -3,7 +3,7 @@
 use crate::failures::{cluster, volume};
 use freebs_consensus::doubts::Led;
 use freebs_consensus::lookout::{Findings, Lookout, Sight};
-use freebs_consensus::{Seat, Timing};
+use freebs_consensus::{Room, Seat, Timing};
 use freebs_control::{Command, State};
 use freebs_types::{NodeId, StartNumber};
 
@@ -15,7 +15,7 @@ fn look(l: &mut Lookout, now_ms: u64, state: &State, seen: &[Sight]) -> Findings
 }
 
 fn look_in(lead: Led, l: &mut Lookout, now_ms: u64, state: &State, seen: &[Sight]) -> Findings {
-    l.look(now_ms, &Timing::default(), state, lead, |node| {
+    l.look(now_ms, &Timing::default(), state, (lead, Room::default()), |node| {
         assert_ne!(node, lead.by.node, "the leader is there");
         seen[node.0 as usize - 2]
     })

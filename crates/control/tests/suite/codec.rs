@@ -3,7 +3,7 @@
 
 use freebs_control::codec::{decode_result, encode_result};
 use freebs_control::{
-    Ack, Command, CreateVolume, Cut, Done, Group, Keep, NewNode, Outcome, RecoverShard, Schedule, limits,
+    Ack, Command, CreateVolume, Cut, Done, Group, Keep, Measured, NewNode, Outcome, RecoverShard, Schedule, limits,
 };
 use freebs_types::*;
 use proptest::prelude::*;
@@ -80,7 +80,7 @@ fn commands() -> Vec<Command> {
     all
 }
 
-fn commands_of_joining() -> [Command; 8] {
+fn commands_of_joining() -> [Command; 13] {
     let identity = HostPublic([0xcd; 32]);
     [
         Command::DrainNode { node: NodeId(2), drains: true, heir: None },
@@ -88,6 +88,13 @@ fn commands_of_joining() -> [Command; 8] {
         Command::RemoveNode { node: NodeId(2) },
         Command::RetireNode { node: NodeId(2) },
         Command::DrainChains { away: vec![(NodeId(3), StartNumber(7))] },
+        Command::MeasureNodes {
+            of: vec![Measured { node: NodeId(3), start: StartNumber(7), room_bytes: 1 << 40, used_percent: 85 }],
+        },
+        Command::PlaceNode { node: NodeId(2), zone: Some("rack-b".into()), weight: Some(50) },
+        Command::PlaceNode { node: NodeId(2), zone: None, weight: None },
+        Command::PlaceNode { node: NodeId(2), zone: Some(String::new()), weight: None },
+        Command::MoveCopy { shard: ShardId { volume: VolumeId(3), index: 1 }, from: NodeId(2), to: NodeId(5) },
         Command::RevokeTokens { tokens: vec![Hash32([0xab; 32]), Hash32([0xcd; 32])] },
         Command::MakeToken { token: Hash32([0xab; 32]), expires_ms: 3000, now_ms: 2000 },
         Command::AddNode(NewNode {
@@ -240,6 +247,11 @@ fn golden_bytes() {
         "2f0200000000000000",
         "300200000000000000",
         "2d01 0300000000000000 0700000000000000",
+        "3101 0300000000000000 0700000000000000 0000000000010000 55",
+        "320200000000000000 01 3200 01 0600 7261636b2d62",
+        "320200000000000000 00 00",
+        "320200000000000000 00 01 0000",
+        "330300000000000000 01000000 0200000000000000 0500000000000000",
         "2b 0200 abababababababababababababababababababababababababababababababab \
          cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd",
         "29b80b000000000000 d007000000000000 abababababababababababababababababababababababababababababababab",

@@ -1,7 +1,9 @@
 //! Random commands keep the invariants; bytes and pages say the same as the state; nothing mutated panics.
 
 use freebs_control::api::{Reply, Request};
-use freebs_control::{Ack, Command, CreateVolume, Cut, Group, Keep, RecoverShard, Schedule, Shard, State, Volume};
+use freebs_control::{
+    Ack, Command, CreateVolume, Cut, Group, Keep, Measured, RecoverShard, Schedule, Shard, State, Volume,
+};
 use freebs_types::{
     ClusterId, Generation, Hash32, HostPublic, NodeId, Past, Sequence, ShardId, SnapshotId, StartNumber, Version,
     ViewNumber, VolumeId,
@@ -56,6 +58,20 @@ fn of_nodes() -> impl Strategy<Value = Command> {
             start: StartNumber(start),
             key: HostPublic([key; 32]),
         }),
+        (1u64..3, 1u64..6, 1u64..6).prop_map(|(volume, from, to)| Command::MoveCopy {
+            shard: ShardId::new(volume, 0),
+            from: NodeId(from),
+            to: NodeId(to),
+        }),
+        (1u64..6, 0u64..4, 0u8..101).prop_map(|(node, start, used_percent)| Command::MeasureNodes {
+            of: vec![Measured { node: NodeId(node), start: StartNumber(start), room_bytes: 1 << 30, used_percent }],
+        }),
+        (1u64..6, 0u16..3).prop_map(|(node, n)| Command::PlaceNode {
+            node: NodeId(node),
+            zone: Some(format!("z{n}")),
+            weight: Some(50 * n),
+        }),
+        Just(Command::DrainChains { away: Vec::new() }),
         proptest::collection::vec((0u64..6, 0u64..4), 0..3).prop_map(|nodes| Command::FailOver {
             nodes: nodes.into_iter().map(|(n, s)| (NodeId(n), StartNumber(s))).collect()
         }),

@@ -164,7 +164,7 @@ fn without_lost(shard: freebs_types::ShardId) -> Command {
 }
 
 /// A chain becomes shorter, and the place of who left is kept; and a node is emptied.
-fn shorter(shard: ShardId) -> [Command; 7] {
+fn shorter(shard: ShardId) -> [Command; 10] {
     let node = (NodeId(2), StartNumber(2));
     [
         Command::LeaveChains { failed: vec![node], shards: vec![(shard, ViewNumber(1))] },
@@ -174,6 +174,11 @@ fn shorter(shard: ShardId) -> [Command; 7] {
         Command::RetireNode { node: NodeId(2) },
         Command::RemoveNode { node: NodeId(2) },
         Command::DrainChains { away: vec![node] },
+        Command::MeasureNodes {
+            of: vec![freebs_control::Measured { node: node.0, start: node.1, room_bytes: 1 << 30, used_percent: 96 }],
+        },
+        Command::PlaceNode { node: NodeId(2), zone: Some("a".into()), weight: Some(50) },
+        Command::MoveCopy { shard, from: NodeId(1), to: NodeId(4) },
     ]
 }
 

@@ -593,6 +593,27 @@ pub struct Space {
     pub poisoned: bool,
 }
 
+impl Space {
+    /// Bytes that live data may take altogether: without the reserve, the segment that is being filled, and one that is being
+    /// cleaned.
+    #[must_use]
+    pub fn room_bytes(&self) -> u64 {
+        u64::from(self.limit_segments.saturating_sub(self.reserve_segments + 2)) * self.segment_bytes
+    }
+
+    /// Hundredths of `room_bytes` that live data take, rounded down: 0 to 100; 100 if nothing more is taken and cleaning will not
+    /// change that.
+    #[must_use]
+    pub fn used_percent(&self) -> u8 {
+        let is_shut = self.free_segments <= self.reserve_segments && !self.more_soon;
+        if is_shut || self.poisoned {
+            return 100;
+        }
+        let percent = u128::from(self.live_bytes) * 100 / u128::from(self.room_bytes().max(1));
+        percent.min(100) as u8
+    }
+}
+
 /// What has been counted since `open`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {

@@ -16,6 +16,7 @@ mod events;
 mod follower;
 mod hand_over;
 mod joining;
+mod nodes;
 mod plane;
 mod recover;
 pub mod schedules;

@@ -17,6 +17,7 @@ use super::earlier;
 use super::seat_files::{NOTE_FILE, STORE_FILE};
 use super::seat_links::{Book, Health, SeatLinks};
 use crate::events::EventLog;
+use crate::fill::Fill;
 use crate::timing;
 use crate::{files, headroom};
 use freebs_consensus::handle::{Desk, Handle, handle};
@@ -75,6 +76,8 @@ pub struct SeatOptions {
     pub replace_after: Duration,
     /// Of the node's devices, that of its store among them.
     pub pulse: Pulse,
+    /// The room of the node's logs.
+    pub fill: Fill,
 }
 
 /// Of a cluster that nodes join.
@@ -281,7 +284,7 @@ async fn open(options: &SeatOptions) -> Result<Seat> {
     let start = Rc::new(Cell::new(options.came_with));
     let addresses = options.addresses();
     let contacts = addresses.keys().copied().collect();
-    let health = Health { pulse: options.pulse.clone(), ..Health::default() };
+    let health = Health { pulse: options.pulse.clone(), fill: options.fill.clone(), ..Health::default() };
     let links = SeatLinks::new(options.cluster, options.node, addresses, start.clone(), health.clone());
     let book = links.book();
     let mut random = OsRandom;

@@ -5,9 +5,10 @@
 
 use super::server::{read_message, write_message};
 use crate::conn::{self, NodeConn};
+use crate::fill::Fill;
 use crate::timing;
 use bytes::{Bytes, BytesMut};
-use freebs_consensus::{Devices, Network, Seat};
+use freebs_consensus::{Devices, Network, Room, Seat};
 use freebs_control::State;
 use freebs_control::api::Reply;
 use freebs_format::wire::{Hello, Message, Role};
@@ -112,6 +113,7 @@ pub(super) struct Health {
     /// The cluster has taken the node in.
     pub works: Rc<Cell<bool>>,
     pub pulse: Pulse,
+    pub fill: Fill,
 }
 
 impl Health {
@@ -209,6 +211,10 @@ impl Network for SeatLinks {
 
     fn devices(&self) -> Devices {
         self.health.devices()
+    }
+
+    fn room(&self) -> Room {
+        self.health.fill.room()
     }
 
     fn refusals(&self, node: NodeId) -> u64 {

@@ -6,7 +6,7 @@ use crate::conn::May;
 use crate::events::{EventLog, now_ms};
 use crate::timing;
 use bytes::Bytes;
-use freebs_control::api::{DrainStatus, GatewayInfo, NodeInfo, Reply, Request, ShardStatus, VolumeState, VolumeStatus};
+use freebs_control::api::{GatewayInfo, NodeInfo, Reply, Request, ShardStatus, VolumeState, VolumeStatus};
 use freebs_control::limits::SHARD_STATUS_PAGE_MAX;
 use freebs_control::timing::WATCH_MS;
 use freebs_control::{Ack, Command, ControlPlane, CreateVolume, State, Volume};
@@ -196,72 +196,6 @@ impl Service {
         Ok(Reply::Volume { volume: bare(&state, state.need(name)?), notes: Vec::new() })
     }
 
-    async fn drain(&self, name: &str, drains: bool, heir: Option<&str>) -> Result<Reply> {
-        let state = self.state()?;
-        let node = named(&state, name)?;
-        let heir = heir.map(|name| named(&state, name)).transpose()?;
-        self.plane.submit(Command::DrainNode { node, drains, heir }).await?;
-        let shards = self.state()?.shards_at(node) as u64;
-        Ok(Reply::Draining(DrainStatus { node: name.into(), drains, shards }))
-    }
-
-    async fn remove(&self, name: &str) -> Result<Reply> {
-        self.newest().await?;
-        let state = self.state()?;
-        let node = named(&state, name)?;
-        state.may_remove(node)?;
-        self.plane.may_be_without(&state, node)?;
-        self.plane.submit(Command::RetireNode { node }).await?;
-        let gone = async {
-            loop {
-                let state = self.state()?;
-                if state.is_removed(node) {
-                    return Ok(Reply::Removed { node });
-                }
-                self.plane.changed(state.revision()).await;
-            }
-        };
-        let waits = |_| {
-            Err(Error::busy(format!(
-                "{name} still has a vote in the control plane, because too few others that could vote are there; it is removed as \
-                 soon as they are, or stays with `freebs node drain {name} --undo`"
-            )))
-        };
-        tokio::time::timeout(timing::RETIRE_MAX, gone).await.unwrap_or_else(waits)
-    }
-
-    async fn move_head(&self, name: &str, node: &str, only: Option<u32>) -> Result<Reply> {
-        let state = self.state()?;
-        let volume = state.need(name)?;
-        let found = state.nodes().find(|n| n.name == node).cloned();
-        let target = found.ok_or_else(|| Error::not_found(format!("there is no node '{node}'")))?;
-        let to = target.id;
-        let wanted = volume.shards.iter().filter(|s| match only {
-            Some(index) => s.index == index,
-            None => s.members.contains(&to),
-        });
-        let wanted: Vec<u32> = wanted.map(|s| s.index).collect();
-        if wanted.is_empty() {
-            return Err(match only {
-                Some(index) => Error::not_found(format!("volume '{name}' has no shard {index}")),
-                None => Error::invalid(format!(
-                    "node {node} is no member of any shard of volume '{name}'; `freebs volume show {name}` names them"
-                )),
-            });
-        }
-        // Nothing would be ordered there before it is back, or another one has been made head in its place.
-        if to != self.me.id {
-            status::is_there(&target).await.map_err(|e| {
-                Error::retry(format!("{node} can't be head of volume '{name}' now, it can't be reached: {}", e.text))
-            })?;
-        }
-        for index in wanted {
-            self.plane.submit(Command::MoveHead { shard: volume.shard_id(index), node: to }).await?;
-        }
-        let state = self.state()?;
-        Ok(Reply::Volume { volume: bare(&state, state.need(name)?), notes: Vec::new() })
-    }
-
     /// The command that takes a volume over from a driver whose leases have ended, in place of one that was refused
     /// because of that driver.
     pub(super) async fn in_place_of_lapsed(
@@ -341,6 +275,7 @@ impl Service {
             Request::VolumeRename { name, to } => self.rename(&name, to).await,
             Request::VolumeRetain { name, retain_ms } => self.retain(&name, retain_ms).await,
             Request::VolumeMoveHead { name, node, shard } => self.move_head(&name, &node, shard).await,
+            Request::VolumeMoveCopy { name, shard, from, to } => self.move_copy(&name, shard, &from, &to).await,
             Request::VolumeDelete { name, force, with_snapshots } => self.delete(&name, force, with_snapshots).await,
             Request::SnapshotCreate { volumes, name, past } => snapshots::create(self, &volumes, name, past).await,
             Request::SnapshotList { volume, after } => snapshots::list(self, volume.as_deref(), after),
@@ -358,6 +293,8 @@ impl Service {
             Request::NodeInfo => Ok(Reply::Node(self.info())),
             Request::NodeDrain { name, drains, heir } => self.drain(&name, drains, heir.as_deref()).await,
             Request::NodeRemove { name } => self.remove(&name).await,
+            Request::NodePlace { name, zone, weight } => self.place(&name, zone, weight).await,
+            Request::SpreadPlan { avoid } => self.spread_plan(&avoid),
             Request::TokenCreate { valid_ms } => self.make_token(valid_ms).await,
             Request::TokenList => self.list_tokens().await,
             Request::TokenRevoke { of } => self.revoke_tokens(&of).await,
@@ -388,7 +325,7 @@ impl Service {
 }
 
 /// A volume as the control state alone knows it.
-fn bare(state: &State, volume: &Volume) -> VolumeStatus {
+pub(super) fn bare(state: &State, volume: &Volume) -> VolumeStatus {
     let shards = volume.shards.iter().map(|s| status::report(state, volume, s, &BTreeMap::new()).0).collect();
     status::of_volume(state, volume, VolumeState::Paused, shards)
 }
@@ -459,11 +396,4 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.service.gateways().remove(&self.number);
     }
-}
-/// The number of the node with this name.
-fn named(state: &State, name: &str) -> Result<NodeId> {
-    state.nodes().find(|n| n.name == name).map(|n| n.id).ok_or_else(|| {
-        let names: Vec<&str> = state.nodes().map(|n| n.name.as_str()).collect();
-        Error::not_found(format!("there is no node '{name}'; there are {}", names.join(", ")))
-    })
 }

@@ -234,17 +234,12 @@ pub(super) async fn status(service: &Service) -> Result<Status> {
         // One that has joined gets copies only once it was taken in.
         let is_up = info.is_some() && (n.start.0 > 0 || !state.has_authority());
         NodeStatus {
-            id: n.id,
-            name: n.name.clone(),
             pid: info.map(|i| i.pid),
-            address: n.address.clone(),
             state: if is_up { "up" } else { "down" }.into(),
             start: info.map_or(n.start, |i| i.start),
-            workers: n.workers,
             leads: info.is_some_and(|i| i.leads),
             votes: info.is_some_and(|i| i.votes),
-            drains: n.drains,
-            shards: state.shards_at(n.id) as u64,
+            ..NodeStatus::new(&state, n)
         }
     };
     let mut gateways: Vec<GatewayInfo> = answers.values().flat_map(|a| a.info.gateways.clone()).collect();

@@ -170,6 +170,7 @@ fn seat_options(dir: &Path, id: u64, addresses: &[String]) -> SeatOptions {
         came_with: StartNumber(0),
         replace_after: Duration::from_secs(600),
         pulse: freebs_io::linux::Pulse::default(),
+        fill: crate::fill::Fill::default(),
     }
 }
 
@@ -892,6 +893,7 @@ async fn who_does_not_know_the_cluster_is_not_listened_to() {
             start: StartNumber(0),
             founding: 0,
             devices: freebs_consensus::Devices::Work,
+            room: freebs_consensus::Room::default(),
             id: 0,
         };
         let body = SeatMessage::Join.encode(envelope).unwrap().into();

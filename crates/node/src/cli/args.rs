@@ -1,9 +1,11 @@
 //! The words of the command line. Values are checked here as far as they can be without a cluster.
 
 use super::clones::{CLONE_HELP, CloneArgs, FLATTEN_HELP, FlattenArgs};
+use super::copies::MoveCopyArgs;
 use super::drain::DrainArgs;
 use super::image::args::{EXPORT_HELP, ExportArgs, IMPORT_HELP, ImportArgs};
 use super::joining::{ClusterCommand, JoinArgs};
+use super::place::PlaceArgs;
 use super::remove::{RemoveArgs, ReplaceArgs};
 use super::rollback::args::{REWIND_HELP, ROLLBACK_HELP, RewindArgs, RollbackArgs};
 use super::snapshot::args::SnapshotCommand;
@@ -110,6 +112,9 @@ pub enum Command {
     Status,
     /// Show what happened, and why
     Events(EventsArgs),
+    /// Check a configuration file, or print one with all keys
+    #[command(subcommand, after_help = super::config::HELP)]
+    Config(super::config::ConfigCommand),
     /// Print a completion script for a shell
     Completion { shell: clap_complete::Shell },
 }
@@ -251,6 +256,8 @@ pub enum NodeCommand {
     Join(JoinArgs),
     /// Have others take the places of a node, so that it can be taken away
     Drain(DrainArgs),
+    /// Say in which zone a node is, and how much of its room counts
+    Set(PlaceArgs),
     /// Take a node that was emptied out of the cluster for good
     Remove(RemoveArgs),
     /// Have one node take the places of another one, which is removed then
@@ -267,7 +274,7 @@ impl Command {
     #[must_use]
     pub fn asks_nodes(&self) -> bool {
         match self {
-            Self::Up(_) | Self::Device(_) | Self::Completion { .. } => false,
+            Self::Up(_) | Self::Device(_) | Self::Config(_) | Self::Completion { .. } => false,
             Self::Node(n) => !matches!(n.command, None | Some(NodeCommand::Join(_))),
             Self::Cluster(c) => !matches!(c, ClusterCommand::Init(_)),
             _ => true,
@@ -288,6 +295,10 @@ pub struct SwitchArgs {
 
 #[derive(Debug, Args)]
 pub struct NodeRunArgs {
+    /// A file with options, which count where they are not given here; see `freebs config --help`
+    #[arg(long, value_name = "FILE", env = "FREEBS_CONFIG")]
+    pub config: Option<PathBuf>,
+
     /// Its name in the cluster file [default: node1 in a cluster of its own]
     #[arg(long)]
     pub name: Option<String>,
@@ -360,6 +371,10 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = GATEWAY_HELP)]
 pub struct GatewayArgs {
+    /// A file with options, which count where they are not given here; see `freebs config --help`
+    #[arg(long, value_name = "FILE", env = "FREEBS_CONFIG")]
+    pub config: Option<PathBuf>,
+
     /// Its name in `freebs status`
     #[arg(long, default_value = "gateway", value_parser = gateway_name)]
     pub name: String,
@@ -485,6 +500,8 @@ pub enum VolumeCommand {
         #[arg(long, value_name = "N")]
         shard: Option<u32>,
     },
+    /// Move a copy of a shard to another node; clients go on meanwhile
+    MoveCopy(MoveCopyArgs),
     /// Make a volume of a disk image, or fill one with it
     #[command(after_help = IMPORT_HELP)]
     Import(ImportArgs),

@@ -7,7 +7,9 @@ use super::volume::volume_table;
 use crate::options::DEFAULT_CLUSTER;
 use crate::timing;
 use crate::up::socket::{self, Reply as UpReply, Request as UpRequest};
-use freebs_control::api::{Reply, Request, Status};
+use freebs_control::api::{NodeStatus, Reply, Request, Status};
+use freebs_control::rules::format_size;
+use freebs_control::{FILLING_PERCENT, FULL_PERCENT};
 use freebs_types::Result;
 use serde::Serialize;
 use std::path::Path;
@@ -31,6 +33,7 @@ fn people(s: &Status) -> String {
             _ => "learns",
         };
         let state = match (n.drains, n.shards) {
+            _ if n.retires => format!("{}, gives its vote up", n.state),
             (false, _) => n.state.clone(),
             (true, 0) => format!("{}, drained", n.state),
             (true, left) => format!("{}, draining ({left} left)", n.state),
@@ -40,6 +43,8 @@ fn people(s: &Status) -> String {
     let header = ["NODE", "STATE", "ADDRESS", "PID", "WORKERS", "CONTROL"];
     let mut out = table(&header, &["PID", "WORKERS"], nodes.collect());
     out.push('\n');
+    out.push_str(&room(&s.nodes));
+    out.push('\n');
     if s.gateways.is_empty() {
         out.push_str("no gateway\n");
     } else {
@@ -48,6 +53,42 @@ fn people(s: &Status) -> String {
     }
     out.push('\n');
     out.push_str(&volume_table(&s.volumes));
+    out
+}
+
+/// The room of all nodes, with a word on those that fill up.
+fn room(nodes: &[NodeStatus]) -> String {
+    let row = |n: &NodeStatus| {
+        let zone = if n.zone.is_empty() { "-".to_owned() } else { n.zone.clone() };
+        let (room, used) = match n.room_bytes {
+            0 => ("-".to_owned(), "-".to_owned()),
+            bytes => (format_size(bytes), format!("{} %", n.used_percent)),
+        };
+        let (copies, heads) = (n.copies.to_string(), n.heads.to_string());
+        vec![n.name.clone(), zone, n.weight.to_string(), room, used, format_size(n.placed_bytes), copies, heads]
+    };
+    let header = ["NODE", "ZONE", "WEIGHT", "ROOM", "USED", "PROMISED", "COPIES", "HEADS"];
+    let mut out = table(&header, &header[2..], nodes.iter().map(row).collect());
+    for n in nodes.iter().filter(|n| n.used_percent >= FILLING_PERCENT) {
+        let (name, used) = (&n.name, n.used_percent);
+        out.push_str(&if used >= FULL_PERCENT {
+            format!("{name} is full ({used} %): its copies go elsewhere if there is room; add a node, trim or delete\n")
+        } else {
+            format!("{name} fills up ({used} %): new copies go elsewhere; add a node, trim or delete\n")
+        });
+    }
+    let all = |of: fn(&NodeStatus) -> u64| nodes.iter().map(of).fold(0, u64::saturating_add);
+    let (room, promised) = (all(|n| n.room_bytes), all(|n| n.placed_bytes));
+    if room > 0 && promised > room {
+        let tenths = u128::from(promised) * 10 / u128::from(room);
+        out.push_str(&format!(
+            "volumes are promised {} of {} ({}.{} times): writes are refused once live data take all\n",
+            format_size(promised),
+            format_size(room),
+            tenths / 10,
+            tenths % 10
+        ));
+    }
     out
 }
 

@@ -7,7 +7,9 @@ mod attachments;
 mod backup;
 mod clones;
 pub mod cluster;
+mod config;
 mod control;
+mod copies;
 mod device;
 mod diff;
 mod drain;
@@ -16,6 +18,7 @@ mod history;
 mod image;
 mod joining;
 pub mod output;
+mod place;
 mod rebalance;
 mod recover;
 mod remove;
@@ -32,7 +35,7 @@ mod volume;
 use crate::options::DEFAULT_CLUSTER;
 use crate::{conn, identity};
 use args::{Cli, Command, NodeArgs, NodeCommand, NodeRunArgs, UpArgs};
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 use freebs_types::{Error, Result};
 use output::Output;
 use std::io::Write as _;
@@ -40,7 +43,13 @@ use std::process::ExitCode;
 
 /// Runs what the command line says.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match config::parse(std::env::args_os().collect()) {
+        Ok(cli) => cli,
+        Err(e) => {
+            let _ = writeln!(std::io::stderr(), "freebs: {}", e.text);
+            return ExitCode::from(2);
+        }
+    };
     let default_level = match &cli.command {
         // The consensus library tells of every step; what matters of it is told here.
         Command::Node(n) if n.command.is_none() => "info,openraft=off",
@@ -80,6 +89,7 @@ fn dispatch(cli: Cli, output: &Output) -> Result<ExitCode> {
                 None => run::node(NodeRunArgs { trusted_network, ..options }).map(|()| ExitCode::SUCCESS),
                 Some(NodeCommand::Join(a)) => block_on(joining::join(a, output)),
                 Some(NodeCommand::Drain(a)) => block_on(drain::run(a, &cluster, output)),
+                Some(NodeCommand::Set(a)) => block_on(place::run(a, &cluster, output)),
                 Some(NodeCommand::Remove(a)) => block_on(remove::remove(a, &cluster, output)),
                 Some(NodeCommand::Replace(a)) => block_on(remove::replace(a, &cluster, output)),
                 Some(NodeCommand::Start(a)) => cluster::node_switch(&a, named.as_deref(), true, output),
@@ -94,6 +104,7 @@ fn dispatch(cli: Cli, output: &Output) -> Result<ExitCode> {
         Command::Verify(args) => block_on(verify::run(args, &cluster, output)),
         Command::Device(d) => device::run(d, output),
         Command::Control(c) => control::run(c, output),
+        Command::Config(c) => config::run(&c, output),
         Command::Status => block_on(cluster::status(&cluster, output)),
         Command::Events(args) => block_on(events::run(args, &cluster, output)),
         Command::Completion { shell } => {

@@ -202,6 +202,7 @@ mod tests {
 
     fn args(data: &Path) -> NodeRunArgs {
         NodeRunArgs {
+            config: None,
             name: None,
             id: None,
             data: Some(data.into()),
@@ -303,6 +304,7 @@ mod tests {
     #[test]
     fn gateways_have_a_persistent_identity() {
         let args = |name: &str, identity: Option<&str>| GatewayArgs {
+            config: None,
             name: name.into(),
             nbd: crate::options::NbdAddress::parse("127.0.0.1:10809").unwrap(),
             attach_wait: Duration::from_secs(5),

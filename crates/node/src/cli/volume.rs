@@ -63,6 +63,7 @@ pub async fn run(command: VolumeCommand, cluster: &str, output: &Output) -> Resu
         VolumeCommand::Export(args) => super::image::export(&client, cluster, args, output).await,
         VolumeCommand::Attach(args) => attachments::attach(&client, args, output).await,
         VolumeCommand::Detach(args) => attachments::detach(&client, args, output).await,
+        VolumeCommand::MoveCopy(args) => super::copies::run(&client, args, output).await,
         VolumeCommand::MoveHead { name, node, shard } => move_head(&client, name, node, shard, output).await,
         VolumeCommand::Delete { name, force, with_snapshots } => {
             delete(&client, name, (force, with_snapshots), output).await

@@ -14,6 +14,7 @@ use crate::cli::signals::Stop;
 use crate::options::{GatewayOptions, NbdAddress, host_name};
 use crate::places::Places;
 use crate::runtime::{Command, WorkerSpec, block_on, pass_on_state, start_worker, stop_workers};
+use crate::supervised;
 use crate::timing;
 use asked::Me;
 use freebs_control::api::GatewayInfo;
@@ -61,6 +62,7 @@ async fn gateway(options: GatewayOptions) -> Result<()> {
     serve(me, nbd.clone(), control, workers, options.attach_wait).await?;
     plane.announce(gateway_info(options.name.clone(), &nbd));
     tracing::info!(gateway = options.name, %nbd, "up");
+    supervised::is_up();
     stop.wait().await;
     stop_workers(&[handle]).await;
     tracing::info!(gateway = options.name, "stopped");

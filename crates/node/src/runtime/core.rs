@@ -19,7 +19,7 @@ use freebs_lsvd::OpenReport;
 use freebs_types::{Error, Generation, NodeId, Peer, Result, StartNumber, VolumeId, limits};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use tokio::sync::{Notify, mpsc, oneshot};
 
@@ -113,6 +113,7 @@ impl<C: ControlPlane> Core<C> {
         });
         core.transport.set_handler(Rc::new(LinkHandler(Rc::downgrade(&core))));
         core.drivers.start_tasks(&core);
+        tokio::task::spawn_local(tell_room(Rc::downgrade(&core)));
         tokio::task::spawn_local(dial::dial_on(Rc::downgrade(&core)));
         Ok((core, report))
     }
@@ -378,5 +379,15 @@ impl<C: ControlPlane> Core<C> {
             }
             _ => {}
         }
+    }
+}
+
+/// Tells the room of this worker's log for as long as the worker lives.
+async fn tell_room<C: ControlPlane>(core: Weak<Core<C>>) {
+    while let Some(core) = core.upgrade() {
+        let (Some(shards), Some(disk)) = (&core.shards, &core.spec.disk) else { return };
+        disk.fill.tell(core.spec.me.worker, &shards.engine().space());
+        drop(core);
+        tokio::time::sleep(timing::ROOM_TOLD_EVERY).await;
     }
 }

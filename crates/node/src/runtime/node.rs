@@ -7,9 +7,11 @@ use crate::admin::{LocalFuture, LocalNode, Me, Plane, SeatOptions, Service, hear
 use crate::cli::signals::{self, Stop};
 use crate::conn::{self, Knocks, May};
 use crate::events::EventLog;
+use crate::fill::Fill;
 use crate::gateway::{self, Workers};
 use crate::options::{NodeOptions, bind_error};
 use crate::places::Places;
+use crate::supervised;
 use crate::timing;
 use crate::{headroom, identity};
 use freebs_agent::{Begun, CameWith, TakenIn, highest_start, log_status};
@@ -66,7 +68,7 @@ async fn node(options: NodeOptions) -> Result<()> {
     let membership = Membership::of(&options)?;
     let seat = seat_options(&options, &membership, events.clone())?;
     let was_in_use = seat.was_in_use || seat.came_with.0 > 0;
-    let (pulse, plane) = (seat.pulse.clone(), Plane::seat(seat).await?);
+    let (shared, plane) = ((seat.pulse.clone(), seat.fill.clone()), Plane::seat(seat).await?);
     membership.begin(&plane)?;
     let door = Rc::new(Door::new(plane.clone(), me.name.clone(), was_in_use, events.clone()));
     // The others need this node's seat as much as it needs theirs, and long before its devices are recovered.
@@ -82,7 +84,7 @@ async fn node(options: NodeOptions) -> Result<()> {
     }));
     // A stop need not wait for a recovery, which changes nothing that the next one would miss.
     let mut handles = tokio::select! {
-        handles = start_workers(&options, &membership, (&plane, &pulse), &events) => handles?,
+        handles = start_workers(&options, &membership, (&plane, &shared), &events) => handles?,
         e = told_old(&plane, &events, &me.name) => return Err(e),
         () = stop.wait() => return Ok(()),
     };
@@ -108,9 +110,11 @@ async fn node(options: NodeOptions) -> Result<()> {
     let mut told = signals::Told::StopWithAll;
     if let Ok(false) = ended {
         tracing::info!(node = me.name, %listen, "up");
+        supervised::is_up();
         tokio::task::spawn_local(keep_headroom(options.data.clone()));
         (told, ended) = until_ended(&mut stop, (&membership, &plane), &mut handles.workers).await;
     }
+    supervised::is_stopping();
     tell_of_end(&events, &me.name, &ended);
     end_when_told_again(stop);
     if told == signals::Told::Stop {
@@ -254,6 +258,7 @@ fn seat_options(options: &NodeOptions, membership: &Membership, events: Arc<Even
         events,
         replace_after: options.replace_after,
         pulse: Pulse::default(),
+        fill: Fill::default(),
     })
 }
 
@@ -294,7 +299,7 @@ struct Started {
 async fn start_workers(
     options: &NodeOptions,
     membership: &Membership,
-    (plane, pulse): (&Plane, &Pulse),
+    (plane, (pulse, fill)): (&Plane, &(Pulse, Fill)),
     events: &Arc<EventLog>,
 ) -> Result<Started> {
     let me = options.me();
@@ -318,6 +323,7 @@ async fn start_workers(
             map_bytes: options.map_bytes,
             events: events.clone(),
             pulse: pulse.clone(),
+            fill: fill.clone(),
             poison: poison.clone(),
         };
         let spec = WorkerSpec {

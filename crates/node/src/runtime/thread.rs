@@ -4,6 +4,7 @@ use super::core::{Core, Shards};
 use super::drivers::Held;
 use super::nbd_conn::Served;
 use crate::events::EventLog;
+use crate::fill::Fill;
 use crate::timing;
 use bytes::BytesMut;
 use freebs_agent::{Port, workers_of};
@@ -55,6 +56,8 @@ pub struct Disk {
     pub events: Arc<EventLog>,
     /// Of all devices of the node.
     pub pulse: Pulse,
+    /// Told of the log's room.
+    pub fill: Fill,
     pub poison: Poison,
 }
 

@@ -99,6 +99,7 @@ fn is_leaders(command: &Command) -> bool {
             | Command::ExtendChains { .. }
             | Command::LeaveChains { .. }
             | Command::DrainChains { .. }
+            | Command::MeasureNodes { .. }
     )
 }
 
