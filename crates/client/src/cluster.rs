@@ -1,11 +1,13 @@
 //! A cluster as a program sees it: a thread that follows its control state, and beside it the worker of its drivers.
 
+use freebs_control::rules::check_name;
 use freebs_io::{Random, linux::OsRandom};
 use freebs_node::attached::{Asker, Opened, Session, SessionOptions};
 use freebs_types::{Error, Hash32, Result, VolumeId};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
@@ -50,8 +52,10 @@ pub struct Cluster(Arc<Inner>);
 
 struct Inner {
     jobs: mpsc::UnboundedSender<Job>,
-    /// Volumes that are attached here.
-    attached: Mutex<BTreeSet<VolumeId>>,
+    /// Volumes that are attached here, with the attachment that a handle has. One that was fenced stays until its handle goes,
+    /// or the volume is attached anew.
+    attached: Mutex<BTreeMap<VolumeId, Opened>>,
+    is_closed: AtomicBool,
 }
 
 fn ended() -> Error {
@@ -74,11 +78,9 @@ impl Cluster {
     /// are to live at the same time may have one name.
     ///
     /// # Errors
-    /// As those of `connect`; `Invalid` if the name is empty.
+    /// As those of `connect`; `Invalid` for a name that is not 1 to 128 of `A-Z a-z 0-9 . _ -`, or begins with `.` or `-`.
     pub async fn connect_as(addresses: &[&str], name: &str) -> Result<Self> {
-        if name.is_empty() {
-            return Err(Error::invalid("the name is empty; choose one that no other program of this cluster has"));
-        }
+        check_name("program's", name)?;
         let identity = Hash32(*blake3::hash(format!("program {name}").as_bytes()).as_bytes());
         Self::connect_with(addresses, name.to_owned(), identity).await
     }
@@ -91,11 +93,13 @@ impl Cluster {
         let thread = std::thread::Builder::new().name("freebs".into());
         thread.spawn(move || run(options, work, begun)).map_err(|e| Error::os(format!("no thread: {e}")))?;
         hear.await.map_err(|_| ended())??;
-        Ok(Self(Arc::new(Inner { jobs, attached: Mutex::default() })))
+        Ok(Self(Arc::new(Inner { jobs, attached: Mutex::default(), is_closed: AtomicBool::new(false) })))
     }
 
     /// Gives back all volumes that are still attached here, and ends. Without it, they are free when their leases have ended.
+    /// Requests that are under way end with `Retry`: a change among them may still happen.
     pub async fn close(self) {
+        self.0.is_closed.store(true, Ordering::Relaxed);
         let (reply, stopped) = oneshot::channel();
         if self.0.jobs.send(Job::Stop { reply }).is_ok() {
             let _ = stopped.await;
@@ -103,6 +107,7 @@ impl Cluster {
     }
 
     async fn ask<T>(&self, job: impl FnOnce(oneshot::Sender<Result<T>>) -> Job) -> Result<T> {
+        self.check_open()?;
         let (reply, answer) = oneshot::channel();
         self.0.jobs.send(job(reply)).map_err(|_| ended())?;
         answer.await.map_err(|_| ended())?
@@ -110,12 +115,27 @@ impl Cluster {
 
     pub(crate) async fn attach(&self, name: &str) -> Result<Found> {
         let found = self.ask(|reply| Job::Attach { name: name.to_owned(), reply }).await?;
-        let is_first = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner).insert(found.id);
-        if is_first {
+        // Another attachment than the recorded one: that was fenced, and its handle does not keep the volume from this program.
+        if self.attached().insert(found.id, found.opened) != Some(found.opened) {
             return Ok(found);
         }
         let _ = self.0.jobs.send(Job::Release { of: found.opened });
         Err(Error::busy(format!("{name} is attached by this program already; clone that handle")))
+    }
+
+    fn attached(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Opened>> {
+        self.0.attached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nothing of it is asked any more.
+    ///
+    /// # Errors
+    /// `Fenced` once it was closed.
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if self.0.is_closed.load(Ordering::Relaxed) {
+            return Err(Error::fenced("the cluster was closed here: connect and attach again"));
+        }
+        Ok(())
     }
 
     pub(crate) async fn open_snapshot(&self, volume: &str, snapshot: &str) -> Result<Found> {
@@ -125,24 +145,30 @@ impl Cluster {
 
     /// Gives back what was opened; `id` is of a volume that is attached, `None` of a snapshot.
     pub(crate) async fn give_back(&self, id: Option<VolumeId>, of: Opened) -> Result<()> {
-        let _forget = Forget(self, id);
+        let _forget = Forget(self, id, of);
+        if self.check_open().is_err() {
+            // It was given back with the cluster.
+            return Ok(());
+        }
         self.ask(|reply| Job::GiveBack { of, reply }).await
     }
 
     /// The same, and nobody waits for it.
     pub(crate) fn let_go(&self, id: Option<VolumeId>, of: Opened) {
-        let _forget = Forget(self, id);
+        let _forget = Forget(self, id, of);
         let _ = self.0.jobs.send(Job::Release { of });
     }
 }
 
 /// From its end on, also if nobody waits for the answer any more, the volume may be attached here again.
-struct Forget<'a>(&'a Cluster, Option<VolumeId>);
+struct Forget<'a>(&'a Cluster, Option<VolumeId>, Opened);
 
 impl Drop for Forget<'_> {
     fn drop(&mut self) {
-        if let Some(id) = self.1 {
-            self.0.0.attached.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        let mut attached = self.0.attached();
+        // A later attachment of the volume is not this one's to forget.
+        if let Some(id) = self.1.filter(|id| attached.get(id) == Some(&self.2)) {
+            attached.remove(&id);
         }
     }
 }

@@ -28,6 +28,7 @@ mod volume;
 
 pub use cluster::Cluster;
 pub use freebs_driver::{INTERVAL_BYTES_MAX, INTERVAL_CHANGES_MAX, INTERVAL_RUNS_MAX, Placed, REQUEST_BYTES_MAX};
+pub use freebs_node::attached::{speak_as_node, trust_network};
 pub use freebs_types::{Error, ErrorKind, Result};
 pub use interval::{INTERVAL_BUFFER_MAX, Interval, Outcome};
 pub use volume::Volume;

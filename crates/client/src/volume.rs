@@ -72,8 +72,8 @@ impl Volume {
     /// Reads `len` bytes from `offset` on. What was never written reads as zeroes.
     ///
     /// # Errors
-    /// `Invalid` past the end, or for more than 64 MiB; `Fenced` if the volume was attached elsewhere; `Retry` if too few
-    /// members answer; `Corrupt` if no copy is whole.
+    /// `Invalid` past the end, or for more than 64 MiB; `Fenced` if the volume was attached elsewhere, or the cluster was closed
+    /// before; `Retry` if too few members answer, or the cluster was closed meanwhile; `Corrupt` if no copy is whole.
     pub async fn read(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
         self.check(offset, len as u64)?;
         // Beyond this no buffer is made.
@@ -115,6 +115,7 @@ impl Volume {
     /// # Errors
     /// As `read`.
     pub async fn flush(&self) -> Result<()> {
+        self.check(0, 0)?;
         self.ask(Op::Flush).await.map(|_| ())
     }
 
@@ -158,6 +159,7 @@ impl Volume {
         if self.0.is_detached.load(Ordering::Relaxed) {
             return Err(Error::fenced("the volume was given back: attach it again"));
         }
+        self.0.cluster.check_open()?;
         if offset.checked_add(len).is_none_or(|end| end > self.0.size) {
             let size = self.0.size;
             return Err(Error::invalid(format!(

@@ -5,13 +5,10 @@
 //! thread's text.
 
 mod errors;
-mod handles;
 
-use errors::{error, invalid, null, status};
+use freebs_capi::{Table, bytes, bytes_mut, error, guard, length, null, status, text};
 use freebs_disk::{CreateOptions, Disk, Error, PIECE_HEADER_BYTES, Version, Writes};
-use handles::Table;
-use std::ffi::{CStr, c_char, c_int};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ffi::{c_char, c_int};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -30,23 +27,15 @@ pub struct lsvd_disk(());
 #[allow(non_camel_case_types, reason = "the name in C")]
 pub struct lsvd_writes(());
 
-static DISKS: Table<Disk> = Table::new("disk");
-static WRITES: Table<Arc<Mutex<Writes>>> = Table::new("stream of writes");
-
-/// Runs the body of a function; a panic becomes an error.
-fn guard<T>(body: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| Err(Error::bug("a mistake in this library; see stderr")))
-}
+static DISKS: Table<Disk> = Table::new("disk", "disks");
+static WRITES: Table<Arc<Mutex<Writes>>> = Table::new("stream of writes", "disks");
 
 /// # Safety
 /// Null, or a string that ends with a zero byte.
 unsafe fn path<'a>(name: *const c_char) -> Result<&'a Path, Error> {
     use std::os::unix::ffi::OsStrExt;
-    if name.is_null() {
-        return Err(invalid("a path is a null pointer"));
-    }
-    // SAFETY: not null, and the caller's promise.
-    let bytes = unsafe { CStr::from_ptr(name) }.to_bytes();
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { text("path", name) }?;
     Ok(Path::new(std::ffi::OsStr::from_bytes(bytes)))
 }
 
@@ -54,33 +43,18 @@ fn disk(d: *const lsvd_disk) -> Result<Disk, Error> {
     DISKS.get(d)
 }
 
-fn length(len: u64) -> Result<usize, Error> {
-    isize::try_from(len).map(|n| n as usize).map_err(|_| invalid("a length that no buffer has"))
-}
-
 /// A length that is one of a range of the disk: a buffer of another length is not even looked at.
 fn within(disk: &Disk, len: u64) -> Result<usize, Error> {
     if len > disk.size() {
-        return Err(invalid(format!("{len} bytes are more than the disk's {}", disk.size())));
+        return Err(Error::invalid(format!("{len} bytes are more than the disk's {}", disk.size())));
     }
     length(len)
-}
-
-/// # Safety
-/// Null, or `len` bytes that nobody changes during the call.
-unsafe fn bytes<'a>(buf: *const c_char, len: usize) -> Result<&'a [u8], Error> {
-    match (buf.is_null(), len) {
-        (_, 0) => Ok(&[]),
-        (true, _) => Err(invalid("the buffer is a null pointer")),
-        // SAFETY: the caller's promise.
-        _ => Ok(unsafe { std::slice::from_raw_parts(buf.cast(), len) }),
-    }
 }
 
 /// A disk that was opened, as C has it.
 fn opened(disk: impl FnOnce() -> Result<Disk, Error>) -> *mut lsvd_disk {
     let disk = guard(|| {
-        Table::<Disk>::ready()?;
+        DISKS.ready()?;
         Ok(DISKS.put(disk()?))
     });
     disk.unwrap_or_else(|e| null(&e))
@@ -136,7 +110,7 @@ pub unsafe extern "C" fn open_lsvd(pathname: *const c_char) -> *mut lsvd_disk {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cleanup_lsvd(old_pathname: *const c_char, new_pathname: *const c_char) -> c_int {
     status(guard(|| {
-        Table::<Disk>::ready()?;
+        DISKS.ready()?;
         // SAFETY: passed on.
         let (old, new) = unsafe { (path(old_pathname)?, path(new_pathname)?) };
         let old = Disk::open(old)?;
@@ -166,14 +140,8 @@ pub unsafe extern "C" fn read_lsvd(
     status(guard(|| {
         let disk = disk(lsvd)?;
         let len = within(&disk, len)?;
-        if buf.is_null() && len > 0 {
-            return Err(invalid("the buffer is a null pointer"));
-        }
-        let buf: &mut [u8] = match len {
-            0 => &mut [],
-            // SAFETY: not null, and by the contract as long and nobody else's; it is only written to.
-            _ => unsafe { std::slice::from_raw_parts_mut(buf.cast(), len) },
-        };
+        // SAFETY: by the contract as long and nobody else's; it is only written to.
+        let buf = unsafe { bytes_mut(buf, len) }?;
         match version {
             ALL_ONES => disk.read(buf, offset),
             v => disk.read_at(buf, offset, Version(v)),
@@ -261,7 +229,7 @@ fn number(r: Result<u64, Error>) -> u64 {
 pub unsafe extern "C" fn get_writes_lsvd(lsvd: *mut lsvd_disk, first_version: u64, size: *mut usize) -> *mut c_char {
     let all = guard(|| {
         if size.is_null() {
-            return Err(invalid("the place for the size is a null pointer"));
+            return Err(Error::invalid("the place for the size is a null pointer"));
         }
         let mut all = Vec::new();
         for piece in disk(lsvd)?.get_writes(Version(first_version))? {
@@ -306,7 +274,7 @@ pub unsafe extern "C" fn writes_lsvd(lsvd: *mut lsvd_disk, first_version: u64) -
 pub unsafe extern "C" fn next_writes_lsvd(writes: *mut lsvd_writes, size: *mut usize) -> *mut c_char {
     let piece = guard(|| {
         if size.is_null() {
-            return Err(invalid("the place for the size is a null pointer"));
+            return Err(Error::invalid("the place for the size is a null pointer"));
         }
         let writes = WRITES.get(writes)?;
         let mut writes = writes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -318,7 +286,7 @@ pub unsafe extern "C" fn next_writes_lsvd(writes: *mut lsvd_writes, size: *mut u
         Ok(None) => {
             // SAFETY: checked above.
             unsafe { size.write(0) };
-            errors::set_errno(0);
+            freebs_capi::set_errno(0);
             std::ptr::null_mut()
         }
         Err(e) => null(&e),
@@ -350,7 +318,9 @@ pub unsafe extern "C" fn put_writes_lsvd(
         if first_version != ALL_ONES && buf.len() >= PIECE_HEADER_BYTES {
             let since = freebs_disk::first_version(buf)?;
             if since.0 != first_version {
-                return Err(invalid(format!("the writes begin behind version {since}, not behind {first_version}")));
+                return Err(Error::invalid(format!(
+                    "the writes begin behind version {since}, not behind {first_version}"
+                )));
             }
         }
         disk.put_writes(buf)

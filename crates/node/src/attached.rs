@@ -6,7 +6,9 @@
 //! the volume.
 
 use crate::admin::{FollowerOptions, Plane};
+use crate::conn;
 use crate::gateway::{self, Workers};
+use crate::identity;
 use crate::options::host_name;
 use crate::runtime::{Command, Served, WorkerHandle, WorkerSpec, pass_on_state, start_worker, stop_workers};
 use crate::timing;
@@ -16,6 +18,7 @@ use freebs_driver::{Op, Reply};
 use freebs_format::Pin;
 use freebs_io::{Random, linux::OsRandom};
 use freebs_types::{ClusterId, Error, Hash32, NodeId, Peer, Result, ShardId, SnapshotId, VolumeId, limits};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -37,6 +40,22 @@ pub struct SessionOptions {
     pub name: String,
     /// A later session with the same one takes its volumes up again at once.
     pub identity: Hash32,
+}
+
+/// From now on all sessions of this process speak TLS, with the key and certificate in the data directory of a node on this
+/// machine. To be called before the first one begins.
+///
+/// # Errors
+/// `Invalid` if that is no data directory of a node of a cluster with an authority, or if the process speaks as another node
+/// already; `Corrupt` or `Os` if its files can't be read.
+pub fn speak_as_node(data: &Path) -> Result<()> {
+    conn::speak_as(identity::of_directory(data)?)
+}
+
+/// From now on all sessions of this process speak plain with nodes on other machines, too, unless they speak as a node: nobody
+/// else reaches that network.
+pub fn trust_network() {
+    conn::trust_network();
 }
 
 /// The thing that was opened in a session: a volume as one attachment has it, or a snapshot.
@@ -163,12 +182,13 @@ impl Asker {
     /// Asks it something, now; the answer comes when it is waited for. Several may be on their way.
     ///
     /// # Errors
-    /// Those of the driver; `Fenced` once the volume is not attached here any more.
+    /// Those of the driver; `Fenced` once the volume is not attached here any more; `Retry` if the session has ended, or does
+    /// meanwhile: a change may still happen then.
     pub fn ask(&self, op: Op) -> impl Future<Output = Result<Reply>> + Send + use<> {
         let (reply, answer) = oneshot::channel();
         let asked = self.commands.send(Command::Request { of: self.of, op, reply });
         async move {
-            let ended = || Error::fenced("the driver has ended: the volume is not attached here any more");
+            let ended = || Error::retry("the cluster was closed here: connect and attach again");
             asked.map_err(|_| ended())?;
             answer.await.map_err(|_| ended())?
         }

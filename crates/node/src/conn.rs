@@ -45,10 +45,14 @@ pub fn trust_network() {
     TRUSTS_NETWORK.store(true, Ordering::Relaxed);
 }
 
-/// From now on this process speaks as that node, with all.
-pub fn speak_as(identity: Identity) {
-    // A second one would be of the same process.
-    let _ = IDENTITY.set(identity);
+/// From now on this process speaks as that node, with all. `Invalid` if it speaks as another one already.
+pub fn speak_as(identity: Identity) -> Result<()> {
+    let (cluster, node) = (identity.cluster, identity.node);
+    let first = IDENTITY.get_or_init(|| identity);
+    if (first.cluster, first.node) == (cluster, node) {
+        return Ok(());
+    }
+    Err(Error::invalid("this process speaks as another node already, and can't as two: use another process"))
 }
 
 pub fn identity() -> Option<&'static Identity> {

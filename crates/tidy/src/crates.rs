@@ -9,12 +9,13 @@ pub const PAGE: &str = "docs/architecture.md";
 /// The floors of the house, from the ground. A crate depends only on crates of lower floors, in tests as well.
 pub const FLOORS: &[&[&str]] = &[
     &["testing", "types"],
-    &["format", "identity", "image", "io", "nbd", "secrets"],
+    &["capi", "format", "identity", "image", "io", "nbd", "secrets"],
     &["backup", "control", "driver", "lsvd"],
     &["chain", "consensus", "disk"],
     &["agent"],
     &["fuzz", "liblsvd", "node", "sim"],
     &["client", "tidy", "xtask"],
+    &["libfreebs"],
 ];
 
 /// The crates that are deterministic: no thread, socket, file, clock or random generator of their own.
@@ -70,7 +71,7 @@ fn dependencies(manifest: &str) -> Vec<Dependency<'_>> {
             continue;
         }
         let key = key.split(['.', '=', ' ']).next().unwrap_or_default();
-        if let Some(name) = key.strip_prefix("freebs-").or((key == "liblsvd").then_some(key)) {
+        if let Some(name) = key.strip_prefix("freebs-").or(["libfreebs", "liblsvd"].contains(&key).then_some(key)) {
             found.push(Dependency { name, line: n + 1, dev: section.contains("dev-dependencies") });
         }
     }

@@ -1,4 +1,4 @@
-//! A cluster of `freebs up`, as these tests need it. The programs are those that lie beside this test.
+//! A cluster of `freebs up`, as tests of the libraries need it. The programs are those that lie beside this test.
 
 use serde_json::Value;
 use std::net::TcpListener;

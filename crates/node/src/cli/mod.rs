@@ -73,7 +73,7 @@ pub fn main() -> ExitCode {
 
 fn dispatch(cli: Cli, output: &Output) -> Result<ExitCode> {
     if let Some(data) = cli.as_node.as_ref().filter(|_| cli.command.asks_nodes()) {
-        conn::speak_as(identity::of_directory(data)?);
+        conn::speak_as(identity::of_directory(data)?)?;
     }
     let trusted_network = cli.trusted_network;
     if trusted_network {

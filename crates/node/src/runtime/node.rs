@@ -62,7 +62,7 @@ async fn node(options: NodeOptions) -> Result<()> {
     let listen = options.listen.to_string();
     let listener = TcpListener::bind(options.listen).await.map_err(|e| bind_error("node", &listen, "--listen", &e))?;
     if let Some(identity) = identity::of_node(&options.cluster, me.id, &options.data)? {
-        conn::speak_as(identity);
+        conn::speak_as(identity)?;
     }
     let events = EventLog::open(&options.data, &me.name);
     let membership = Membership::of(&options)?;

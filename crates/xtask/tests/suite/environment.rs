@@ -31,6 +31,12 @@ fn our_names(text: &str) -> BTreeSet<String> {
     words.filter(is_name).map(str::to_owned).collect()
 }
 
+/// The constants of a C header, whose names look like those of variables.
+fn constants(header: &str) -> BTreeSet<String> {
+    let defined = header.lines().filter_map(|l| l.strip_prefix("#define ")?.split_whitespace().next());
+    defined.map(str::to_owned).collect()
+}
+
 /// Names in quotes that are read as variables.
 fn read_names(text: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
@@ -61,9 +67,13 @@ fn used() -> Uses {
             places.push((name, path));
         }
     }
+    let mut defined = BTreeSet::new();
     for (place, folder) in places {
         let mut all = Vec::new();
         files(&folder, &mut all);
+        for header in all.iter().filter(|p| p.extension().is_some_and(|e| e == "h")) {
+            defined.extend(constants(&std::fs::read_to_string(header).unwrap()));
+        }
         for path in all {
             let Ok(text) = std::fs::read_to_string(&path) else { continue };
             let is_code = path.extension().is_none_or(|e| ["rs", "py", "h", "c"].iter().any(|x| e == *x));
@@ -75,6 +85,7 @@ fn used() -> Uses {
             }
         }
     }
+    uses.retain(|name, _| !defined.contains(name));
     uses
 }
 
@@ -128,6 +139,8 @@ fn the_check_can_fail() {
     let code = "std::env::var(\"SEED\"); var_os(\"PATH\"); let x = number(\"N_9\"); env = \"FREEBS_X\"; is_var(\"NO\")";
     assert_eq!(read_names(code).into_iter().collect::<Vec<_>>(), ["FREEBS_X", "N_9", "PATH", "SEED"]);
     assert_eq!(our_names("`FREEBS_A=1` FREEBS_Bc FREEBS_ freebs_C, \"FREEBS_D\"").len(), 2);
+    let header = "#ifndef FREEBS_H\n#define FREEBS_H\n#define FREEBS_MAX 9\nint freebs(void);";
+    assert_eq!(constants(header).into_iter().collect::<Vec<_>>(), ["FREEBS_H", "FREEBS_MAX"]);
     let rows = table("| `A` | what | none | io, node |\n| x | y | z | w |\n| `cargo xtask ci` | a | b | c |");
     assert_eq!(rows.into_iter().collect::<Vec<_>>(), [("A".into(), ["io".into(), "node".into()].into())]);
 }
