@@ -174,6 +174,9 @@ impl Drop for Forget<'_> {
 }
 
 fn run(options: SessionOptions, work: mpsc::UnboundedReceiver<Job>, begun: oneshot::Sender<Result<()>>) {
+    if let Err(e) = freebs_io::linux::net::mask_broken_pipes() {
+        return drop(begun.send(Err(e)));
+    }
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(e) => return drop(begun.send(Err(Error::os(format!("no event loop: {e}"))))),

@@ -1,26 +1,29 @@
 //! The leader's care for room and heads: nodes are measured, copies leave full ones, and a node that is back, or new, gets heads
 //! again. Pure, with the time as a number; which copy and which head it is follows from the state alone (`freebs_control`).
 //!
-//! Invariants: nothing moves while a node is away or a head has not opened its view; one head at a time. A head goes only to a
-//! node that was away, or has come, since this leader began: where an operator has put heads otherwise they stay.
+//! Invariants: no head moves while a node is away or a head has not opened its view; one head at a time. A head goes only to a
+//! node that was away, or has come, since this leader began, and that lacks nothing: where an operator has put heads otherwise they
+//! stay.
 
 use crate::timing;
 use crate::wire::Room;
 use freebs_control::{Command, FILLING_PERCENT, FULL_PERCENT, Measured, State, limits};
-use freebs_types::NodeId;
+use freebs_types::{NodeId, ShardId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What the leader keeps in mind.
 #[derive(Debug, Default)]
 pub(crate) struct Spread {
     measured_ms: Option<u64>,
-    /// Since when nobody was away and all heads had opened their views.
+    /// Since when nobody was away.
     calm_ms: Option<u64>,
     moved_ms: Option<u64>,
     /// When it was last looked for a copy that leaves a full node.
     relieved: BTreeMap<NodeId, u64>,
     /// Nodes that are back, or new.
     welcome: BTreeSet<NodeId>,
+    /// The head that was moved last, and where to.
+    given: Option<(ShardId, NodeId)>,
     /// Those that were away at the last look, and all that were known.
     before: Option<(BTreeSet<NodeId>, BTreeSet<NodeId>)>,
 }
@@ -40,12 +43,10 @@ impl Spread {
             self.welcome.extend(known.iter().filter(is_new));
         }
         self.before = Some((away.clone(), known));
-        self.calm_ms = if away.is_empty() && !opens { self.calm_ms.or(Some(now_ms)) } else { None };
-        if let Some(measured) = self.measure(now_ms, state, rooms) {
-            return Some(measured);
-        }
-        let calm_ms = self.calm_ms?;
-        self.relieve(now_ms, state).or_else(|| self.heads(now_ms, state, calm_ms))
+        self.calm_ms = if away.is_empty() { self.calm_ms.or(Some(now_ms)) } else { None };
+        let due = self.measure(now_ms, state, rooms).or_else(|| self.relieve(now_ms, state, away));
+        // Heads one after the other, and only while nothing else is to be opened.
+        due.or_else(|| self.calm_ms.filter(|_| !opens).and_then(|calm_ms| self.heads(now_ms, state, calm_ms, rooms)))
     }
 
     /// Rooms that are told anew: by enough that it counts, or on the other side of a mark at which something is done.
@@ -69,29 +70,46 @@ impl Spread {
         (!of.is_empty()).then_some(Command::MeasureNodes { of })
     }
 
-    fn relieve(&mut self, now_ms: u64, state: &State) -> Option<Command> {
+    fn relieve(&mut self, now_ms: u64, state: &State, away: &BTreeSet<NodeId>) -> Option<Command> {
+        if !state.nodes().any(|n| n.used_percent >= FULL_PERCENT) {
+            return None;
+        }
+        if let Some((shard, from)) = state.hopeless_moves().pop() {
+            return Some(Command::MoveCopy { shard, from, to: from });
+        }
         self.relieved.retain(|_, at| now_ms - *at < timing::RELIEVE_EVERY_MS);
-        let is_due = |n: &NodeId| !self.relieved.contains_key(n) && !state.is_moving_from(*n);
+        let is_due = |n: &NodeId| !self.relieved.contains_key(n) && !away.contains(n);
         let full = state.nodes().filter(|n| n.used_percent >= FULL_PERCENT).map(|n| n.id);
         let node = full.into_iter().find(is_due)?;
+        // The pause begins when a copy has moved.
         self.relieved.insert(node, now_ms);
-        let found = state.relief(&BTreeSet::new(), node)?;
+        let found = state.relief(away, node).filter(|_| !state.is_moving_from(node))?;
         Some(Command::MoveCopy { shard: found.shard, from: found.from, to: found.to })
     }
 
-    fn heads(&mut self, now_ms: u64, state: &State, calm_ms: u64) -> Option<Command> {
+    /// A head for a node that is back. One that lacks anything gets none: it could not open its view until it has fetched that, and
+    /// the shard would answer nothing meanwhile. Nor does one that has not opened a view in its time.
+    fn heads(&mut self, now_ms: u64, state: &State, calm_ms: u64, rooms: &BTreeMap<NodeId, Room>) -> Option<Command> {
+        if let Some((shard, node)) = self.given.take_if(|(shard, _)| state.shard(*shard).is_some()) {
+            if state.shard(shard).and_then(freebs_control::Shard::head) != Some(node) {
+                self.welcome.remove(&node);
+            }
+        }
         let is_soon = self.moved_ms.is_some_and(|at| now_ms - at < timing::HEAD_EVERY_MS);
         if self.welcome.is_empty() || now_ms - calm_ms < timing::HEADS_BACK_MS || is_soon {
             return None;
         }
-        let Some(found) = state.head_moves(&BTreeSet::new(), Some(&self.welcome), 1).pop() else {
-            // Those whose chains still change are looked at again.
-            if !state.has_changing_members() {
+        self.moved_ms = Some(now_ms);
+        let is_level = |n: &NodeId| rooms.get(n).is_some_and(|r| r.is_level);
+        let ready: BTreeSet<NodeId> = self.welcome.iter().copied().filter(is_level).collect();
+        let Some(found) = state.head_moves(&BTreeSet::new(), Some(&ready), 1).pop() else {
+            // Those that lack something, or whose chains still change, are looked at again.
+            if ready == self.welcome && !state.has_changing_members() {
                 self.welcome.clear();
             }
             return None;
         };
-        self.moved_ms = Some(now_ms);
+        self.given = Some((found.shard, found.to));
         Some(Command::MoveHead { shard: found.shard, node: found.to })
     }
 }

@@ -72,7 +72,7 @@ pub struct SeatHeader {
     pub room_bytes: U64,
     /// One of `Devices`.
     pub devices: U16,
-    /// Hundredths of `room_bytes` that live data take, at most 100.
+    /// Hundredths of `room_bytes` that live data take, at most 100; with the highest bit, if a replica there lacks anything.
     pub used_percent: U16,
     /// CRC-32C of the bytes before this field.
     pub crc: U32,
@@ -201,14 +201,23 @@ pub struct Room {
     pub bytes: u64,
     /// Hundredths of them that live data take, at most 100.
     pub used_percent: u8,
+    /// No replica there is known to lack anything.
+    pub is_level: bool,
 }
 
 impl Room {
-    fn of(bytes: u64, used: u16) -> Result<Self> {
-        match u8::try_from(used) {
-            Ok(used_percent @ ..=100) => Ok(Self { bytes, used_percent }),
+    /// Set where a replica lacks something.
+    const LACKS: u16 = 1 << 15;
+
+    fn of(bytes: u64, field: u16) -> Result<Self> {
+        match u8::try_from(field & !Self::LACKS) {
+            Ok(used_percent @ ..=100) => Ok(Self { bytes, used_percent, is_level: field & Self::LACKS == 0 }),
             _ => Err(refused("a message of a node with more data than room")),
         }
+    }
+
+    fn field(self) -> u16 {
+        u16::from(self.used_percent) | if self.is_level { 0 } else { Self::LACKS }
     }
 }
 
@@ -494,7 +503,7 @@ impl Message {
             founding: e.founding.into(),
             room_bytes: e.room.bytes.into(),
             devices: (e.devices as u16).into(),
-            used_percent: u16::from(e.room.used_percent).into(),
+            used_percent: e.room.field().into(),
             crc: 0.into(),
         };
         head.crc = crc32c(&head.as_bytes()[..HEADER_BYTES - 4]).into();

@@ -178,7 +178,13 @@ impl State {
         let (len, copies) = (shard.members.len(), usize::from(volume.copies));
         let drains = shard.members.iter().rev().find(|n| self.drains(**n) && is_there(n));
         // Another one had come already when it was said that nobody is to be emptied; or somebody's copy is being moved.
-        let surplus = || shard.leaves.as_ref().or(shard.members.last()).filter(|_| len > copies);
+        // A copy that is lost is not missed beside one that leaves: who is not there leaves in its place.
+        let lost: Vec<&NodeId> = shard.members.iter().filter(|n| !is_there(n)).collect();
+        let surplus = || match lost[..] {
+            [] => shard.leaves.as_ref().or(shard.members.last()).filter(|_| len > copies),
+            [one] => Some(one).filter(|_| len > copies),
+            _ => None,
+        };
         let leaves = *drains.or_else(surplus)?;
         if !self.is_at_rest(shard) {
             return None;

@@ -75,7 +75,7 @@ impl Shard {
     }
 
     /// The one that is to come does not, and nothing hangs on it yet.
-    fn retract(&mut self, new: NodeId, copies: u8) {
+    pub(crate) fn retract(&mut self, new: NodeId, copies: u8) {
         self.members.retain(|n| *n != new);
         self.joining.retain(|n| *n != new);
         self.pending = None;
@@ -143,6 +143,10 @@ impl State {
         let is_there =
             |n: &NodeId| !gone.contains(n) && !failed.contains(n) && self.node(*n).is_some_and(|n| n.start.0 > 0);
         let old = *shard.members.iter().rev().find(|m| gone.contains(m))?;
+        // Of more members than there are to be copies it leaves without another one in its place (`drain_step`).
+        if shard.members.len() > usize::from(volume.copies) && self.is_at_rest(shard) {
+            return None;
+        }
         let whole = shard.members.iter().filter(|m| is_there(m) && !shard.joining.contains(m)).count();
         let sealed = shard.view_members().iter().filter(|m| is_there(m)).count();
         // A node that is still to come to a view takes nothing from it.

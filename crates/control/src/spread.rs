@@ -20,6 +20,8 @@ use std::sync::Arc;
 
 /// Moves of one plan; another plan goes on.
 pub const MOVES_MAX: usize = 256;
+/// Shards in which anybody learns while another copy leaves a full node.
+const MOVING_MAX: usize = 4;
 /// A head is worth moving if its node has so many more than the one that it goes to.
 const HEADS_APART: u64 = 2;
 
@@ -73,10 +75,38 @@ impl State {
         self.volumes.values().any(|v| v.shards.iter().any(|s| s.leaves.is_some()))
     }
 
-    /// A copy moves. `Retry` if the chain is not at rest.
+    /// Moves to a node that has become full meanwhile, each with the node that the copy stays at.
+    #[must_use]
+    pub fn hopeless_moves(&self) -> Vec<(ShardId, NodeId)> {
+        let is_full = |n: &NodeId| self.node(*n).is_some_and(|n| n.fill() == Fill::Full);
+        let of = |v: &Volume, s: &Shard| {
+            let from = s.leaves.filter(|_| s.grows() && s.joining.iter().any(is_full))?;
+            Some((v.shard_id(s.index), from))
+        };
+        self.volumes().flat_map(|v| v.shards.iter().filter_map(|s| of(v, s))).collect()
+    }
+
+    /// The copy that leaves this node stays there after all, if nobody has taken its place yet; else nothing is changed.
+    fn stop_move(&mut self, id: ShardId, from: NodeId) -> Result<Outcome> {
+        let mut volume = self.volume_to_change(id.volume)?;
+        let copies = volume.copies;
+        let shard = shard_of(&mut volume, id)?;
+        if shard.leaves == Some(from) && shard.grows() {
+            let new: Vec<NodeId> =
+                shard.joining.iter().copied().filter(|n| !shard.active_members.contains(n)).collect();
+            new.into_iter().for_each(|n| shard.retract(n, copies));
+            self.commit(volume);
+        }
+        Ok(Outcome::Moved)
+    }
+
+    /// A copy moves; from a node to the same one: it does not move any more. `Retry` if the chain is not at rest.
     pub(crate) fn move_copy(&mut self, id: ShardId, from: NodeId, to: NodeId) -> Result<Outcome> {
         let mut volume = self.volume_to_change(id.volume)?;
         let (name, shard) = (volume.name.clone(), shard_of(&mut volume, id)?.clone());
+        if from == to {
+            return self.stop_move(id, from);
+        }
         if shard.leaves == Some(from) && shard.members.contains(&to) {
             return Ok(Outcome::Moved);
         }
@@ -103,7 +133,7 @@ impl State {
             }
             Some(_) => {}
         }
-        if !self.is_at_rest(&shard) || shard.members.len() > usize::from(volume.copies) {
+        if !self.is_at_rest(&shard) || shard.members.len() != usize::from(volume.copies) {
             return Err(Error::retry(format!(
                 "the chain of shard {} of volume {name} is changing; `freebs volume show {name}` says how. Try it again later",
                 id.index
@@ -197,7 +227,11 @@ impl State {
     #[must_use]
     pub fn relief(&self, away: &BTreeSet<NodeId>, node: NodeId) -> Option<Move> {
         let places = Places::new(self);
-        if places.fill_of(node) != Fill::Full {
+        let is_free = |n: &Arc<Node>| n.fill() == Fill::Free && !away.contains(&n.id);
+        let learn = |s: &&Shard| !s.joining.is_empty() && !s.only_returns();
+        let busy: usize = self.volumes().map(|v| v.shards.iter().filter(learn).count()).sum();
+        // Copies that were lost come first: of those that learn at a time moves are a small part.
+        if places.fill_of(node) != Fill::Full || !self.nodes().any(is_free) || busy >= MOVING_MAX {
             return None;
         }
         let at =
@@ -208,18 +242,23 @@ impl State {
         of.into_iter().find_map(|(_, shard)| {
             let (volume, s) = (self.volume(shard.volume)?, self.shard(shard)?);
             let to = self.better(&places, (volume, s), node, away)?;
-            self.stays_free(&places, (node, to), volume.shard_bytes()).then_some(Move { shard, from: node, to })
+            self.stays_free((node, to), volume.shard_bytes()).then_some(Move { shard, from: node, to })
         })
     }
 
-    /// True if a node is not filling up with a copy more that is now elsewhere. How much of it is data is not known: the same part
-    /// as of all copies there, at most all of it.
-    fn stays_free(&self, places: &Places<'_>, (from, to): (NodeId, NodeId), bytes: u64) -> bool {
+    /// True if a node is not filling up with a copy more that is now elsewhere, and those that are on their way to it. How much of a
+    /// copy is data is not known: all of it, but no more than its node has. (With a guess two nodes could send one large copy back
+    /// and forth.)
+    fn stays_free(&self, (from, to): (NodeId, NodeId), bytes: u64) -> bool {
         let (Some(from), Some(to)) = (self.node(from), self.node(to)) else { return false };
         let used = |n: &Node| u128::from(n.room_bytes) * u128::from(n.used_percent) / 100;
-        let placed = places.loads.of(from.id).bytes.max(1);
-        let data = (u128::from(bytes) * used(from) / placed).min(bytes.into());
-        (used(to) + data) * 100 < u128::from(to.room_bytes) * u128::from(crate::FILLING_PERCENT)
+        let comes = |v: &Arc<Volume>| {
+            let shards = v.shards.iter().filter(|s| s.joining.contains(&to.id)).count();
+            u128::from(v.shard_bytes()) * shards as u128
+        };
+        let coming: u128 = self.volumes.values().map(comes).sum();
+        let data = used(from).min(bytes.into());
+        (used(to) + coming + data) * 100 < u128::from(to.room_bytes) * u128::from(crate::FILLING_PERCENT)
     }
 
     /// True if a member's copy may be moved now.
@@ -262,7 +301,8 @@ impl State {
             (places.clashes(to, &stay) < places.clashes(clash, &stay)).then_some((clash, to))
         };
         left.retain(|(v, s)| {
-            let Some((from, to)) = apart(&places, v, s).filter(|_| out.len() < MOVES_MAX) else { return true };
+            let may = out.len() < MOVES_MAX;
+            let Some((from, to)) = may.then(|| apart(&places, v, s)).flatten() else { return true };
             places.loads.shift((from, to), v.shard_bytes(), s.members[0] == from);
             out.push(Move { shard: v.shard_id(s.index), from, to });
             false

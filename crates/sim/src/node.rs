@@ -245,8 +245,10 @@ impl Node {
     /// The room of its log, as its messages to others say it.
     #[must_use]
     pub fn room(&self) -> Room {
-        let space = self.worker().map(|w| w.engine().space());
-        space.map_or(Room::default(), |s| Room { bytes: s.room_bytes(), used_percent: s.used_percent() })
+        let Some(worker) = self.worker() else { return Room::default() };
+        let space = worker.engine().space();
+        let is_level = worker.status().iter().all(|s| matches!(s.state, "active" | "following"));
+        Room { bytes: space.room_bytes(), used_percent: space.used_percent(), is_level }
     }
 
     /// Whether its machine is there and says that no process is.

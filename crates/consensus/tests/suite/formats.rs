@@ -183,7 +183,7 @@ fn envelope() -> Envelope {
         start: StartNumber(5),
         founding: 9,
         devices: Devices::Begin,
-        room: freebs_consensus::Room { bytes: 0x0102_0304, used_percent: 61 },
+        room: freebs_consensus::Room { bytes: 0x0102_0304, used_percent: 61, is_level: false },
         id: 77,
     }
 }

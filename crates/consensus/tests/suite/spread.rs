@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const GIB: u64 = 1 << 30;
 
 fn rooms(used: &[u8]) -> BTreeMap<NodeId, Room> {
-    (1..).map(NodeId).zip(used.iter().map(|u| Room { bytes: 100 * GIB, used_percent: *u })).collect()
+    (1..).map(NodeId).zip(used.iter().map(|u| Room { bytes: 100 * GIB, used_percent: *u, is_level: true })).collect()
 }
 
 fn set<const N: usize>(nodes: [u64; N]) -> BTreeSet<NodeId> {
@@ -65,18 +65,21 @@ fn a_full_node_gives_copies_away_one_after_the_other() {
     ids.iter().for_each(|id| open(&mut s, *id));
     let all = set([]);
     assert!(matches!(turn(&mut f, 0, &mut s, all.clone(), &[96, 20, 20, 20]), Some(Command::MeasureNodes { .. })));
-    // Not while anybody is away.
-    assert_eq!(f.spread(100, &s, set([3]), &rooms(&[96, 20, 20, 20])), None);
-    let Some(Command::MoveCopy { shard, from, .. }) = turn(&mut f, 200, &mut s, all.clone(), &[96, 20, 20, 20]) else {
-        panic!("no copy moves");
-    };
-    assert_eq!(from, NodeId(1));
+    // Also while somebody is away, but not there.
+    let found = f.spread(200, &s, set([3]), &rooms(&[96, 20, 20, 20]));
+    let Some(Command::MoveCopy { shard, from, to }) = found else { panic!("no copy moves: {found:?}") };
+    assert!(from == NodeId(1) && to != NodeId(3), "{from} to {to}");
+    s.apply(Command::MoveCopy { shard, from, to }).unwrap();
     // Until that one has moved, and what it freed could be measured, no other does.
     for now in [300, 40_000] {
         assert_eq!(f.spread(now, &s, all.clone(), &rooms(&[96, 20, 20, 20])), None);
     }
-    s.apply(Command::MembersComplete { shard, view: s.shard(shard).unwrap().active, nodes: vec![] }).ok();
     assert!(s.is_moving_from(NodeId(1)));
+    // The other one becomes full itself: the copy stays where it is.
+    let used: Vec<u8> = (1..=4).map(|n| if n == to.0 || n == 1 { 97 } else { 20 }).collect();
+    assert!(matches!(turn(&mut f, 50_000, &mut s, all.clone(), &used), Some(Command::MeasureNodes { .. })));
+    assert_eq!(turn(&mut f, 50_100, &mut s, all, &used), Some(Command::MoveCopy { shard, from, to: from }));
+    assert!(!s.is_moving_from(NodeId(1)) && !s.shard(shard).unwrap().members.contains(&to));
 }
 
 #[test]

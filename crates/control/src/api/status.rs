@@ -407,6 +407,9 @@ pub struct ShardReport {
     /// keep what they have, which may not be all that was written until then, and come back before others (rule V13).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub away: Vec<String>,
+    /// Name of the member whose copy is being moved to another node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leaves: Option<String>,
     /// If its head can't open its view: what it waits for, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,

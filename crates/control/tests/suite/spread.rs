@@ -261,3 +261,45 @@ fn words_about_places_are_looked_at() {
     let n = s.node(NodeId(1)).unwrap();
     assert_eq!((n.zone.as_str(), n.weight, n.room_bytes, n.used_percent), ("rack-1", 250, 5 * G, 40));
 }
+
+#[test]
+fn a_move_is_stopped_as_long_as_nobody_has_come() {
+    let mut s = nodes(&[""; 4], &[100 * G; 4]);
+    let volume = create(&mut s, "v", G, 3, 1);
+    let id = ShardId { volume, index: 0 };
+    let members = shard(&s, id).members;
+    let (from, to) = (members[0], (1..=4).map(NodeId).find(|n| !members.contains(n)).unwrap());
+    s.apply(Command::MoveCopy { shard: id, from, to }).unwrap();
+    assert_eq!(s.hopeless_moves(), []);
+    measure(&mut s, to.0, 100 * G, 96);
+    assert_eq!(s.hopeless_moves(), [(id, from)]);
+    s.apply(Command::MoveCopy { shard: id, from, to: from }).unwrap();
+    let after = shard(&s, id);
+    assert_eq!((after.members, after.leaves, after.joining), (members.clone(), None, vec![]));
+    // Where the other one has everything it goes on.
+    s.apply(Command::MoveCopy { shard: id, from, to }).unwrap();
+    open(&mut s, id);
+    s.apply(Command::MoveCopy { shard: id, from, to: from }).unwrap();
+    assert_eq!(shard(&s, id).leaves, Some(from));
+}
+
+/// A good copy left while another member was down: two were there of three, though three had been.
+#[test]
+fn who_is_lost_leaves_in_place_of_a_copy_that_moves() {
+    let mut s = nodes(&[""; 4], &[100 * G; 4]);
+    let volume = create(&mut s, "v", G, 3, 1);
+    let id = ShardId { volume, index: 0 };
+    let members = shard(&s, id).members;
+    let (from, to) = (members[0], (1..=4).map(NodeId).find(|n| !members.contains(n)).unwrap());
+    s.apply(Command::MoveCopy { shard: id, from, to }).unwrap();
+    open(&mut s, id);
+    let lost = members[1];
+    s.apply(Command::DrainChains { away: vec![(lost, StartNumber(1))] }).unwrap();
+    open(&mut s, id);
+    let after = shard(&s, id);
+    assert!(
+        !after.members.contains(&lost) && after.members.contains(&from) && after.members.contains(&to),
+        "{after:?}"
+    );
+    assert_eq!((after.members.len(), after.leaves), (3, None));
+}

@@ -95,7 +95,7 @@ fn envelope() -> Envelope {
         start: freebs_types::StartNumber(5),
         founding: 9,
         devices: freebs_consensus::Devices::Silent,
-        room: freebs_consensus::Room { bytes: 1 << 40, used_percent: 61 },
+        room: freebs_consensus::Room { bytes: 1 << 40, used_percent: 61, is_level: false },
         id: 77,
     }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import weakref
 from collections.abc import Iterable
@@ -235,6 +236,8 @@ def _text(text: str) -> bytes:
 
 
 def _read(call: Any, handle: Any, offset: int, length: int) -> bytes:
+    # The number that C gets has to be the one that the buffer is made by.
+    length = operator.index(length)
     # The library refuses what is too long before it looks at the buffer: then none is made.
     is_possible = length <= lib.FREEBS_REQUEST_BYTES_MAX
     buffer = bytearray(length) if is_possible else b""

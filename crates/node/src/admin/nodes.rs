@@ -60,13 +60,16 @@ impl Service {
     }
 
     /// The plan, without the nodes that are named in `avoid`.
-    pub(super) fn spread_plan(&self, avoid: &[String]) -> Result<Reply> {
+    pub(super) async fn spread_plan(&self, avoid: &[String]) -> Result<Reply> {
         let state = self.state()?;
         let away: BTreeSet<NodeId> = avoid.iter().map(|name| named(&state, name)).collect::<Result<_>>()?;
-        let told = |of: Vec<freebs_control::Move>| of.iter().map(|m| MoveStatus::new(&state, m)).collect();
-        let copies = told(state.copy_moves(&away));
-        let heads = told(state.head_moves(&away, None, MOVES_MAX));
-        Ok(Reply::Spread { copies, heads })
+        // With many volumes it takes a while, in which the node's seat is to be heard.
+        let plan = tokio::task::spawn_blocking(move || {
+            let told = |of: Vec<freebs_control::Move>| of.iter().map(|m| MoveStatus::new(&state, m)).collect();
+            let copies = told(state.copy_moves(&away));
+            Reply::Spread { copies, heads: told(state.head_moves(&away, None, MOVES_MAX)) }
+        });
+        plan.await.map_err(|e| Error::bug(format!("the plan was not made: {e}")))
     }
 
     pub(super) async fn move_copy(&self, name: &str, shard: u32, from: &str, to: &str) -> Result<Reply> {
@@ -76,7 +79,9 @@ impl Service {
             return Err(Error::not_found(format!("volume '{name}' has no shard {shard}")));
         }
         let (from, to) = (named(&state, from)?, named(&state, to)?);
-        self.reaches(to, "it can't have a copy").await?;
+        if from != to {
+            self.reaches(to, "it can't have a copy").await?;
+        }
         self.plane.submit(Command::MoveCopy { shard: volume.shard_id(shard), from, to }).await?;
         let state = self.state()?;
         Ok(Reply::Volume { volume: bare(&state, state.need(name)?), notes: Vec::new() })

@@ -294,7 +294,7 @@ impl Service {
             Request::NodeDrain { name, drains, heir } => self.drain(&name, drains, heir.as_deref()).await,
             Request::NodeRemove { name } => self.remove(&name).await,
             Request::NodePlace { name, zone, weight } => self.place(&name, zone, weight).await,
-            Request::SpreadPlan { avoid } => self.spread_plan(&avoid),
+            Request::SpreadPlan { avoid } => self.spread_plan(&avoid).await,
             Request::TokenCreate { valid_ms } => self.make_token(valid_ms).await,
             Request::TokenList => self.list_tokens().await,
             Request::TokenRevoke { of } => self.revoke_tokens(&of).await,

@@ -142,7 +142,10 @@ pub(super) fn report(
     let waits_for = survivors.filter(|n| !can_promise(n)).map(|n| name(*n)).collect();
     let past = shard.head().and_then(|n| replicas.get(&n).copied().flatten()?.past);
     let view = shard.active;
-    (ShardReport { id, view, head, members, joining, keepers, away, waits, forced, waits_for, branch, past }, verdict)
+    let leaves = shard.leaves.map(name);
+    let report =
+        ShardReport { id, view, head, members, joining, keepers, away, leaves, waits, forced, waits_for, branch, past };
+    (report, verdict)
 }
 
 fn volume_status(state: &State, volume: &Volume, answers: &BTreeMap<NodeId, Answer>, all: &Replicas) -> VolumeStatus {

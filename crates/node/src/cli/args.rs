@@ -296,7 +296,7 @@ pub struct SwitchArgs {
 #[derive(Debug, Args)]
 pub struct NodeRunArgs {
     /// A file with options, which count where they are not given here; see `freebs config --help`
-    #[arg(long, value_name = "FILE", env = "FREEBS_CONFIG")]
+    #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
     /// Its name in the cluster file [default: node1 in a cluster of its own]
@@ -372,7 +372,7 @@ Examples:
 #[command(after_help = GATEWAY_HELP)]
 pub struct GatewayArgs {
     /// A file with options, which count where they are not given here; see `freebs config --help`
-    #[arg(long, value_name = "FILE", env = "FREEBS_CONFIG")]
+    #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
     /// Its name in `freebs status`

@@ -141,9 +141,10 @@ fn lines(path: &Path, section: &str, all: &Settings, given: Option<&ArgMatches>)
         };
         let text = text_of(value, arg)
             .map_err(|why| Error::invalid(format!("{}: {key} of [{section}] {why}", path.display())))?;
-        let others = command.get_arg_conflicts_with(arg);
-        let is_out =
-            |m: &ArgMatches| [arg].into_iter().chain(others.iter().copied()).any(|a| is_given(m, a.get_id().as_str()));
+        // Either of two options may be the one that says that they don't go together.
+        let against = |a: &Arg, b: &Arg| command.get_arg_conflicts_with(a).iter().any(|x| x.get_id() == b.get_id());
+        let stands_for = |a: &Arg| a.get_id() == arg.get_id() || against(a, arg) || against(arg, a);
+        let is_out = |m: &ArgMatches| keys(&command).any(|(_, a)| is_given(m, a.get_id().as_str()) && stands_for(a));
         if !given.is_some_and(is_out) {
             out.extend(text.map(|text| {
                 if text.is_empty() && is_flag(arg) { format!("--{key}") } else { format!("--{key}={text}") }

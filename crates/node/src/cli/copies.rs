@@ -14,6 +14,7 @@ const HELP: &str = "\
 Examples:
   freebs volume move-copy demo --from node1 --to node4
   freebs volume move-copy demo --from node1 --to node4 --shard 2
+  freebs volume move-copy demo --from node1 --stop            it stays after all
 
 The new node learns everything before the old one goes, so there are as many copies as before at any time, and clients go on. When
 the command is stopped the copy still moves; `freebs volume show` says how far it is.";
@@ -32,8 +33,12 @@ pub struct MoveCopyArgs {
     pub from: String,
 
     /// The node that is to have it
-    #[arg(long, value_name = "NODE")]
-    pub to: String,
+    #[arg(long, value_name = "NODE", required_unless_present = "stop")]
+    pub to: Option<String>,
+
+    /// It stays after all, if the other node has not everything yet
+    #[arg(long, conflicts_with = "to")]
+    pub stop: bool,
 
     /// Which shard, from 0
     #[arg(long, default_value_t = 0)]
@@ -41,8 +46,14 @@ pub struct MoveCopyArgs {
 }
 
 pub async fn run(client: &Client, args: MoveCopyArgs, output: &Output) -> Result<ExitCode> {
-    let m = MoveStatus { volume: args.name, shard: args.shard, from: args.from, to: args.to };
+    let to = args.to.unwrap_or_else(|| args.from.clone());
+    let m = MoveStatus { volume: args.name, shard: args.shard, from: args.from, to };
     begin(client, &m).await?;
+    if args.stop {
+        let volume = show(client, &m.volume).await?;
+        output.show(&volume, |_| format!("the copy of shard {} of {} stays at {}", m.shard, m.volume, m.from));
+        return Ok(ExitCode::SUCCESS);
+    }
     let word = format!("shard {} of {} moves from {} to {}", m.shard, m.volume, m.from, m.to);
     loop {
         say(&word);
@@ -69,7 +80,10 @@ pub(super) fn say(text: &str) {
 }
 
 fn dropped(m: &MoveStatus) -> String {
-    format!("shard {} of {} does not move to {}: it did not come; `freebs events` says why", m.shard, m.volume, m.to)
+    format!(
+        "shard {} of {} does not move to {} now: the chain has changed otherwise; `freebs events` says how",
+        m.shard, m.volume, m.to
+    )
 }
 
 /// Has some of them move at a time, until all have, or can't now: the reasons of those.
@@ -132,7 +146,8 @@ async fn stage(client: &Client, m: &MoveStatus) -> Stage {
     match (is_member(&m.from), is_member(&m.to)) {
         (false, _) if shard.keepers.contains(&m.from) => Stage::Moves,
         (false, _) => Stage::Done,
-        (true, true) => Stage::Moves,
+        (true, true) if shard.leaves.as_deref() == Some(&m.from) => Stage::Moves,
+        (true, true) => Stage::Dropped,
         (true, false) => Stage::Dropped,
     }
 }

@@ -25,6 +25,9 @@ shards, until no node has two more than another one that could have one of them;
 Nodes that are down take no part. A node that is back after it had failed, or is new, gets heads by itself after a while; copies
 move by themselves only away from a node that is full.";
 
+/// Plans that one command carries out.
+const ROUNDS_MAX: usize = 64;
+
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
 pub struct RebalanceArgs {
@@ -55,16 +58,25 @@ pub async fn run(args: &RebalanceArgs, cluster: &str, output: &Output) -> Result
         output.show(&Moves { copies, heads, left: Vec::new(), done: false }, text);
         return Ok(ExitCode::SUCCESS);
     }
-    let left = move_all(&client, &copies).await?;
+    let (mut moved, mut left, mut next) = (Vec::new(), Vec::new(), copies);
+    // A shard's copies move one after the other, so one plan may not be all.
+    for _ in 0..ROUNDS_MAX {
+        if next.is_empty() || !left.is_empty() {
+            break;
+        }
+        left = move_all(&client, &next).await?;
+        moved.append(&mut next);
+        next = plan(&client).await?.0;
+    }
     // Whoever has come to a chain may lead it.
-    let heads = if copies.is_empty() { heads } else { plan(&client).await?.1 };
+    let heads = if moved.is_empty() { heads } else { plan(&client).await?.1 };
     for (i, m) in heads.iter().enumerate() {
         say(&format!("head {} of {}: {} for shard {} of {}", i + 1, heads.len(), m.to, m.shard, m.volume));
         move_head(&client, m).await?;
     }
     say("");
     let is_done = left.is_empty();
-    output.show(&Moves { copies, heads, left, done: is_done }, text);
+    output.show(&Moves { copies: moved, heads, left, done: is_done }, text);
     Ok(if is_done { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 

@@ -280,6 +280,7 @@ mod tests {
                 joining: vec![],
                 keepers: vec![],
                 away: vec![],
+                leaves: None,
                 waits: None,
                 forced: false,
                 waits_for: vec![],

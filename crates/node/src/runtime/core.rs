@@ -382,11 +382,15 @@ impl<C: ControlPlane> Core<C> {
     }
 }
 
+/// States of replicas that lack nothing that others have.
+const LEVEL: [&str; 2] = ["active", "following"];
+
 /// Tells the room of this worker's log for as long as the worker lives.
 async fn tell_room<C: ControlPlane>(core: Weak<Core<C>>) {
     while let Some(core) = core.upgrade() {
         let (Some(shards), Some(disk)) = (&core.shards, &core.spec.disk) else { return };
-        disk.fill.tell(core.spec.me.worker, &shards.engine().space());
+        let is_level = shards.status().iter().all(|s| LEVEL.contains(&s.state));
+        disk.fill.tell(core.spec.me.worker, &shards.engine().space(), is_level);
         drop(core);
         tokio::time::sleep(timing::ROOM_TOLD_EVERY).await;
     }

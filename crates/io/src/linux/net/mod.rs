@@ -22,7 +22,9 @@ mod tls;
 
 pub use encoder::Encoder;
 pub use reader::READ_BUFFER_BYTES;
-pub use stream::{Address, LinkStream, Listener, LooseLink, LooseStream, Stream, connect, notice_silence};
+pub use stream::{
+    Address, LinkStream, Listener, LooseLink, LooseStream, Stream, connect, mask_broken_pipes, notice_silence,
+};
 
 use super::turn::Turn;
 use crate::{LinkId, Outbox};

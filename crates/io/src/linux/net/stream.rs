@@ -326,6 +326,22 @@ impl WriteHalf {
     }
 }
 
+/// From now on this thread, and those that it starts, get an error and no signal where the other end of a socket is gone. Programs of
+/// Rust ignore that signal (SIGPIPE); a program in C that has this library in it would be ended by it.
+pub fn mask_broken_pipes() -> Result<()> {
+    // SAFETY: the set is made empty before anything reads it, and the mask of this thread alone is changed.
+    let failed = unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, libc::SIGPIPE);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut())
+    };
+    match failed {
+        0 => Ok(()),
+        e => Err(Error::os(format!("signals of broken connections: {}", io::Error::from_raw_os_error(e)))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

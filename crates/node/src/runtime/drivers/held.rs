@@ -72,10 +72,12 @@ impl<C: ControlPlane> Drivers<C> {
 
     /// Gives this attachment back, whoever uses it here. One that was taken from this process is gone already: its successor stays.
     pub async fn let_go_of(&self, core: &Rc<Core<C>>, volume: VolumeId, of: Generation) -> Result<()> {
-        if self.slot(volume).is_none_or(|slot| slot.generation != of) {
-            return Ok(());
-        }
-        self.let_go(core, volume, true).await.map(drop)
+        self.unless_busy(volume).await;
+        self.drop_superseded(core, volume).await?;
+        // Looked at behind all that was waited for: it may have been taken away meanwhile, and attached anew.
+        let Some(slot) = self.slot(volume).filter(|slot| slot.generation == of) else { return Ok(()) };
+        Self::wait_ready(core, &slot).await?;
+        self.leave(core, &slot).await
     }
 
     /// Takes the volume from whoever has it, and gives it back. `Busy` if somebody else has it and is there, or clients
