@@ -11,7 +11,7 @@ use freebs_control::{Command, FILLING_PERCENT, FULL_PERCENT, Measured, State, li
 use freebs_types::{NodeId, ShardId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the leader keeps in mind.
+/// The memory of the leader.
 #[derive(Debug, Default)]
 pub(crate) struct Spread {
     measured_ms: Option<u64>,
@@ -90,10 +90,10 @@ impl Spread {
     /// A head for a node that is back. One that lacks anything gets none: it could not open its view until it has fetched that, and
     /// the shard would answer nothing meanwhile. Nor does one that has not opened a view in its time.
     fn heads(&mut self, now_ms: u64, state: &State, calm_ms: u64, rooms: &BTreeMap<NodeId, Room>) -> Option<Command> {
-        if let Some((shard, node)) = self.given.take_if(|(shard, _)| state.shard(*shard).is_some()) {
-            if state.shard(shard).and_then(freebs_control::Shard::head) != Some(node) {
-                self.welcome.remove(&node);
-            }
+        if let Some((shard, node)) = self.given.take()
+            && state.shard(shard).is_some_and(|s| s.head() != Some(node))
+        {
+            self.welcome.remove(&node);
         }
         let is_soon = self.moved_ms.is_some_and(|at| now_ms - at < timing::HEAD_EVERY_MS);
         if self.welcome.is_empty() || now_ms - calm_ms < timing::HEADS_BACK_MS || is_soon {

@@ -205,16 +205,6 @@ impl Command {
             Self::ReplaceHead { shard, head, active, node } => {
                 put_of_shard(out, 12, *shard, &[head.0, active.0, node.0]);
             }
-            Self::FailOver { .. }
-            | Self::ReplaceMembers { .. }
-            | Self::ExtendChains { .. }
-            | Self::DrainChains { .. }
-            | Self::DrainNode { .. }
-            | Self::RetireNode { .. }
-            | Self::RemoveNode { .. }
-            | Self::MeasureNodes { .. }
-            | Self::PlaceNode { .. }
-            | Self::LeaveChains { .. } => self.put_of_nodes(out)?,
             Self::MoveCopy { shard, from, to } => put_of_shard(out, 51, *shard, &[from.0, to.0]),
             Self::MembersComplete { shard, view, nodes } => {
                 put_of_shard(out, 16, *shard, &[view.0]);
@@ -242,6 +232,7 @@ impl Command {
             | Self::LockSnapshot { .. }
             | Self::ScheduleSnapshots { .. }
             | Self::CloneVolume { .. } => self.put_of_snapshot(out)?,
+            _ => self.put_of_nodes(out)?,
         }
         Ok(())
     }

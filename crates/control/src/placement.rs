@@ -6,7 +6,7 @@
 //! measured. A node of weight 50 counts as one of half the room. If the room of any node is not known nobody's counts, and a copy
 //! goes to where there are fewest.
 
-use crate::state::{Node, State, Volume};
+use crate::state::{State, Volume};
 use freebs_types::NodeId;
 use std::collections::BTreeMap;
 
@@ -42,23 +42,6 @@ pub(crate) enum Fill {
     Free,
     Filling,
     Full,
-}
-
-impl Node {
-    pub(crate) fn fill(&self) -> Fill {
-        match self.used_percent {
-            FULL_PERCENT.. => Fill::Full,
-            FILLING_PERCENT.. => Fill::Filling,
-            _ => Fill::Free,
-        }
-    }
-}
-
-impl Volume {
-    /// Bytes of one of its shards, written from end to end.
-    pub(crate) fn shard_bytes(&self) -> u64 {
-        self.size.div_ceil(self.shards.len().max(1) as u64)
-    }
 }
 
 impl Loads {

@@ -57,13 +57,6 @@ impl Shard {
     }
 }
 
-impl Node {
-    /// True if anything is known of where it is, or of its room.
-    pub(crate) fn is_placed(&self) -> bool {
-        !self.zone.is_empty() || self.weight != crate::WEIGHT || self.room_bytes > 0 || self.used_percent > 0
-    }
-}
-
 impl State {
     /// True if a copy of this node is being moved.
     #[must_use]

@@ -1,7 +1,7 @@
 //! The state: nodes, volumes, shards. Maps are ordered, and every entry carries the revision that last changed it.
 
 use crate::limits;
-use crate::placement::{Loads, WEIGHT};
+use crate::placement::{FILLING_PERCENT, FULL_PERCENT, Fill, Loads, WEIGHT};
 use crate::snapshots::{Cut, Schedule, Snapshots};
 use crate::tokens::Joining;
 use freebs_format::VolumeDescription;
@@ -41,7 +41,7 @@ pub struct Node {
     /// It is being taken out of the cluster: it gives its vote up, and then it is removed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub retires: bool,
-    /// What may fail together with it (a rack, a room, a site), by name; empty if that was not said.
+    /// The name of all that may fail together with it (a rack, a room, a site); empty if that was not said.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub zone: String,
     /// How much of its room counts, in hundredths: 0 to 1,000; 0 for no new copies.
@@ -102,6 +102,19 @@ impl Node {
 }
 
 impl Node {
+    pub(crate) fn fill(&self) -> Fill {
+        match self.used_percent {
+            FULL_PERCENT.. => Fill::Full,
+            FILLING_PERCENT.. => Fill::Filling,
+            _ => Fill::Free,
+        }
+    }
+
+    /// True if anything is known of where it is, or of its room.
+    pub(crate) fn is_placed(&self) -> bool {
+        !self.zone.is_empty() || self.weight != WEIGHT || self.room_bytes > 0 || self.used_percent > 0
+    }
+
     /// As `old`, whose number it has, but for what a node says of itself when it registers.
     pub(crate) fn registers_again(self, old: &Self) -> Self {
         let Self { name, address, workers, start, .. } = self;
@@ -393,6 +406,11 @@ pub struct Volume {
 }
 
 impl Volume {
+    /// Bytes of one of its shards, written from end to end.
+    pub(crate) fn shard_bytes(&self) -> u64 {
+        self.size.div_ceil(self.shards.len().max(1) as u64)
+    }
+
     /// Durable copies before a write is answered, in a chain of `len` members (rule V1). 0 members have none.
     #[must_use]
     pub fn quorum(&self, len: usize) -> usize {

@@ -7,7 +7,7 @@ use std::io;
 use std::path::Path;
 
 /// The folders of the root that are read.
-const FOLDERS: [&str; 5] = [".ci", "bench", "crates", "docs", "fuzz"];
+const FOLDERS: [&str; 6] = [".ci", "bench", "crates", "dist", "docs", "fuzz"];
 
 /// Endings of files that are bytes, or texts that programs wrote.
 const NOT_TEXT: [&str; 5] = [".bin", ".hex", ".proptest-regressions", ".txt", ".lock"];

@@ -195,7 +195,7 @@ pub struct NodeStatus {
 }
 
 impl NodeStatus {
-    /// What the control state says of a node; the rest is what it is while it does not answer.
+    /// A node by the control state; the rest is as of one that does not answer.
     #[must_use]
     pub fn new(state: &State, node: &Node) -> Self {
         let load = state.loads.of(node.id);

@@ -48,6 +48,9 @@ pub struct MoveCopyArgs {
 pub async fn run(client: &Client, args: MoveCopyArgs, output: &Output) -> Result<ExitCode> {
     let to = args.to.unwrap_or_else(|| args.from.clone());
     let m = MoveStatus { volume: args.name, shard: args.shard, from: args.from, to };
+    if m.from == m.to && !args.stop {
+        return Err(Error::invalid(format!("{} has that copy already; name another node with --to", m.to)));
+    }
     begin(client, &m).await?;
     if args.stop {
         let volume = show(client, &m.volume).await?;

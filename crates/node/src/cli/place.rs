@@ -25,7 +25,7 @@ pub struct PlaceArgs {
     /// Its name, as `freebs status` shows it
     pub name: String,
 
-    /// What may fail together with it: a rack, a room, a site; '' for none
+    /// The rack, room or site that may fail together with it; '' for none
     #[arg(long)]
     pub zone: Option<String>,
 

@@ -100,17 +100,28 @@ fn copies_and_heads_are_spread_over_nodes_that_came_and_zones_that_were_named() 
     assert!(["ZONE", "WEIGHT", "ROOM", "USED", "PROMISED", "200"].iter().all(|w| text.contains(w)), "{text}");
     let text = told(&c.cli(&["cluster", "rebalance"]));
     assert!(text.contains("spread as well as they can be"), "{text}");
-    refused(&c, &["node", "set", "nobody", "--zone", "a"], &["there is no node 'nobody'"]);
-    refused(&c, &["node", "set", "node1"], &["--zone", "--weight"]);
-    refused(&c, &["node", "set", "node1", "--weight", "1001"], &["1001"]);
-    refused(&c, &["node", "set", "node1", "--zone", "a/b c"], &["zone"]);
-    let (from, to) = (&chains(&c, "data")[0][0], "nobody");
-    refused(&c, &["volume", "move-copy", "data", "--from", from, "--to", to], &["there is no node"]);
-    refused(&c, &["volume", "move-copy", "data", "--from", from, "--to", from], &["already"]);
-    refused(&c, &["volume", "move-copy", "data", "--from", from, "--to", from, "--shard", "99"], &["no shard 99"]);
+    bad_input(&c);
     drop(client);
     c.verify("data");
     c.stop();
+}
+
+/// Words that make no sense, on a cluster with a volume `data`.
+fn bad_input(c: &Cluster) {
+    refused(c, &["node", "set", "nobody", "--zone", "a"], &["there is no node 'nobody'"]);
+    refused(c, &["node", "set", "node1"], &["--zone", "--weight"]);
+    refused(c, &["node", "set", "node1", "--weight", "1001"], &["1001"]);
+    refused(c, &["node", "set", "node1", "--zone", "a/b c"], &["zone"]);
+    let (from, to) = (&chains(c, "data")[0][0], "nobody");
+    refused(c, &["volume", "move-copy", "data", "--from", from, "--to", to], &["there is no node"]);
+    refused(c, &["volume", "move-copy", "data", "--from", from, "--to", from], &["already"]);
+    let (other, stop) = (&chains(c, "data")[0][1], "--stop");
+    refused(c, &["volume", "move-copy", "data", "--from", from, "--to", other], &["already"]);
+    refused(c, &["volume", "move-copy", "data", "--from", from, "--to", other, "--shard", "99"], &["no shard 99"]);
+    refused(c, &["volume", "move-copy", "data", "--from", from], &["--to"]);
+    refused(c, &["volume", "move-copy", "data", "--from", from, "--to", other, stop], &["--stop"]);
+    // Nothing moves: nothing is stopped.
+    c.json(&["volume", "move-copy", "data", "--from", from, stop]);
 }
 
 /// A node is filled; what it has goes to others before it refuses anything, and there is a word about it.
