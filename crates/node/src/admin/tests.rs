@@ -985,6 +985,6 @@ async fn a_node_whose_messages_are_of_another_version_is_told_of_now_and_then() 
     let told: Vec<u64> = (1..10).filter(|_| port.drop_other(NodeId(2), 1).is_some()).collect();
     assert_eq!(told, [1, 2, 4, 8]);
     let e = port.drop_other(NodeId(3), 1).unwrap();
-    let words = ["node 3", "version 1", "version 3", "same version of freebs on all nodes"];
+    let words = ["node 3", "version 1", "version 4", "same version of freebs on all nodes"];
     assert!(e.kind == ErrorKind::Invalid && words.iter().all(|w| e.text.contains(w)), "{e}");
 }

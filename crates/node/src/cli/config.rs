@@ -53,7 +53,7 @@ pub fn run(command: &ConfigCommand, output: &Output) -> Result<ExitCode> {
 /// The command line, with what its `--config` file says besides.
 pub fn parse(args: Vec<OsString>) -> Result<Cli> {
     let matches = Cli::command().get_matches_from(&args);
-    let matches = match of_file(&matches)? {
+    let matches = match of_file(&matches) {
         None => matches,
         Some((section, path)) => {
             let given = settings(&path)?;
@@ -66,16 +66,11 @@ pub fn parse(args: Vec<OsString>) -> Result<Cli> {
 }
 
 /// The file that is named, and the section of the command that names it.
-fn of_file(matches: &ArgMatches) -> Result<Option<(&'static str, PathBuf)>> {
-    let Some((name, of)) = matches.subcommand() else { return Ok(None) };
-    let Some(section) = SECTIONS.into_iter().find(|s| *s == name) else { return Ok(None) };
-    let path = of.try_get_one::<PathBuf>("config").ok().flatten().cloned();
-    match path {
-        Some(path) if of.subcommand_name().is_some() => {
-            Err(Error::invalid(format!("{} is for a node that runs; leave out --config", path.display())))
-        }
-        path => Ok(path.map(|path| (section, path))),
-    }
+fn of_file(matches: &ArgMatches) -> Option<(&'static str, PathBuf)> {
+    let (name, of) = matches.subcommand()?;
+    let section = SECTIONS.into_iter().find(|s| *s == name)?;
+    let path = of.try_get_one::<PathBuf>("config").ok().flatten()?;
+    Some((section, path.clone()))
 }
 
 /// A section with its keys and values, in the order of the keys.
@@ -311,7 +306,6 @@ mod tests {
         }
         let missing = parsed("", "node --config /nowhere/freebs.toml").unwrap_err();
         assert!(missing.text.contains("/nowhere/freebs.toml"), "{missing}");
-        assert!(parsed("", "node --config FILE drain x").is_err());
     }
 
     /// The file that is shipped has all keys, and says of them what the help says.
