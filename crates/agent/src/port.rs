@@ -102,6 +102,7 @@ fn opened(state: &State, me: NodeId, shard: ShardId, view: ViewNumber) -> Result
         pred_quorum: quorum_of(s.view_members())?,
         pred_learning: s.learning.clone(),
         pred_unseen: s.unseen.clone(),
+        joining: s.joining.clone(),
         forced: forced_of(s),
         generation: volume.generation,
         keys,

@@ -76,6 +76,7 @@ impl Shards {
                         generation: volume.generation,
                         has_keys: s.members.iter().all(|n| state.node(*n).is_some_and(|n| n.host_key.is_some())),
                         joining: s.joining.clone(),
+                        standing: s.standing.clone(),
                         view_members: s.view_members().to_vec(),
                         volume: Some(described(volume, s, &description)),
                         forced: forced_of(s),

@@ -124,7 +124,7 @@ impl Replica {
         let of_all = needed.map(|n| Some((*n, *answers.get(n)?))).collect::<Option<Vec<_>>>()?;
         // Nobody can tell any more what this log lacks behind its end: it goes on from there.
         let is_unknown = self.end_in(opened.pred).is_none();
-        let is_broken = !self.damage.holes.is_empty() || self.stopped.is_some() || is_unknown;
+        let is_broken = !self.damage.holes.is_empty() || self.lacks_some() || self.stopped.is_some() || is_unknown;
         let own = SealAnswer { damaged: is_broken, ..self.seal_answer(opened.view, opened.pred) };
         let sound =
             of_all.into_iter().map(|(n, a)| if n == me { (n, own) } else { (n, a) }).filter(|(_, a)| !a.damaged);
@@ -294,7 +294,7 @@ impl Replica {
             version,
             committed: self.known_committed(),
             promised: answer.promised,
-            lost: self.damage.missing(),
+            lost: self.damage.missing() + self.damage.absent.map_or(0, |(since, upto)| upto.0 - since.0),
             has_given_up: self.has_given_up(),
             is_suspect: self.damage.suspect_tail
                 || self.end_in(active).is_none()

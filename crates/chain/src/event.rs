@@ -7,8 +7,8 @@ use freebs_io::LinkId;
 use freebs_lsvd::{DamagedBlocks, Durable, EventKind, KeptState, MapPlace, PastVersion, Record, TimesAbove};
 use freebs_secrets::HostKey;
 use freebs_types::{
-    ClusterId, Error, ErrorKind, Fork, Generation, Hash32, HostPublic, Moment, NodeId, Past, Peer, Result, Sequence,
-    ShardId, SnapshotId, StartNumber, Version, ViewNumber,
+    ClusterId, Error, ErrorKind, Fork, Generation, Hash32, HostPublic, Moment, Nanos, NodeId, Past, Peer, Result,
+    Sequence, ShardId, SnapshotId, StartNumber, Version, ViewNumber,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,6 +28,9 @@ pub struct HostConfig {
     pub node_secret: Hash32,
     /// Opens this node's slices.
     pub host_key: HostKey,
+    /// A member that began with the state alone waits so long before each piece of what it lacks (V20). No time at all, but where
+    /// members are to lack something for long.
+    pub early_pause: Nanos,
     /// A rule left out on purpose, to prove that tests notice. `None` outside of tests.
     pub mutant: Option<Mutant>,
 }
@@ -105,6 +108,28 @@ pub enum Mutant {
     QuorumsApart,
     /// V12: answers of nodes count for the seal of a view that they are no members of.
     LeftOnesSeal,
+    /// V16: a new member counts before enough of the others have all that lies in front of its view.
+    EarlyUnsafe,
+    /// V16: a member that lacks something counts in the next view at once, though one that had everything has left.
+    EarlyWithoutLeavers,
+    /// V16: it counts without what is not known to be committed.
+    EarlyWithoutTail,
+    /// V16: it counts where members leave that are there.
+    EarlyForThoseThere,
+    /// V17: the state that it begins with has no requests.
+    EarlyWithoutRequests,
+    /// V19: a log that begins in the middle is taken for a damaged one.
+    EarlyIsDamaged,
+    /// V20: a member that lacks something opens views.
+    EarlyLeads,
+    /// V20: a member that lacks something is read from.
+    EarlyReads,
+    /// V20: it is said of such a member that it has everything.
+    HolesForgotten,
+    /// V21: who stands in learns what it lacks.
+    StandInsLearn,
+    /// V14: one that is to come, and lacks something, is level when it has the last frames.
+    HolesAreLevel,
     /// A head that has been named others as members stops in its view before there is another one.
     PlansStopOrders,
     /// V7: a head says of new members that they have everything before they do.
@@ -224,6 +249,8 @@ pub struct ShardInfo {
     pub has_keys: bool,
     /// Members that are not known to have everything yet (V7).
     pub joining: Vec<NodeId>,
+    /// Those of them that stand in for others: they learn nothing that lies in front of their views (V21).
+    pub standing: Vec<NodeId>,
     /// Members of the active view, who seal it.
     pub view_members: Vec<NodeId>,
     /// What the view frame is to say of the volume (V9); `None` if it need not.
@@ -345,6 +372,8 @@ pub struct Opened {
     pub pred: ViewNumber,
     /// Members of the pending view, head first.
     pub members: Vec<NodeId>,
+    /// Those of them that are not known to have everything.
+    pub joining: Vec<NodeId>,
     /// Durable copies before a write is answered in it (A).
     pub quorum: u8,
     /// Least members of a view that orders requests.

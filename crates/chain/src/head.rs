@@ -67,6 +67,10 @@ pub(crate) struct Head {
     pub asked_for_slices: bool,
     /// When it was said last that new members have everything.
     pub told_complete: Nanos,
+    /// Members that may count early in the view that is to be opened.
+    pub early: Vec<NodeId>,
+    /// Those of them that may do so at once, with what they lack.
+    pub still_early: Vec<NodeId>,
     /// Secret of the view and access token of the last frame.
     pub secret: Hash32,
     pub token: Hash32,
@@ -111,6 +115,8 @@ impl Head {
             plan_at: now,
             asked_for_slices: false,
             told_complete: Nanos(0),
+            early: Vec::new(),
+            still_early: Vec::new(),
             secret: Hash32::default(),
             token: Hash32::default(),
             members: Vec::new(),
@@ -575,7 +581,8 @@ impl Replica {
     }
 
     /// The member has everything that is ordered: from the next frame on it is fed as frames are made.
-    pub fn member_is_level(&mut self, ctx: &mut Ctx<'_>, link: LinkId) {
+    /// `lacks`: it has all frames from some one on, and not what lies in front of that.
+    pub fn member_is_level(&mut self, ctx: &mut Ctx<'_>, link: LinkId, lacks: bool) {
         // What the builder holds is ordered after this answer, and reaches the member as a live frame.
         let (now, last) = (ctx.now, self.last.sequence);
         let Some(peer) = ctx.peers.owner(link) else { return };
@@ -585,7 +592,7 @@ impl Replica {
             m.waiting_since = (m.durable < last).then_some(now);
             // It may have missed the last heartbeat, and then knows neither the commit nor that the view is active.
             h.told = (Sequence(0), Sequence(0));
-        } else {
+        } else if !lacks || ctx.mutant(Mutant::HolesAreLevel) {
             self.coming_is_level(now, peer.node);
         }
     }
@@ -650,6 +657,10 @@ impl Replica {
     pub fn head_tick(&mut self, ctx: &mut Ctx<'_>) {
         if self.stopped.is_some() {
             self.hand_over_tick(ctx, "this log is out of use");
+            return;
+        }
+        if self.may_not_lead(ctx) {
+            self.hand_over_tick(ctx, "this log does not have everything yet");
             return;
         }
         self.see_whether_overtaken(ctx);

@@ -545,6 +545,7 @@ impl Host {
                 r.snapshots_changed();
             }
             r.leases.given_out(info.generation, ctx.now);
+            r.heard_active = info.active;
             r.info = Some(ShardInfo { active: info.active.max(known), known: info.known.max(known), ..info });
             r.note_active(ctx);
             r.begins = r.info.as_ref().and_then(|i| i.fork).map_or(r.begins, |f| fork_name(ctx.config.cluster, &f));
@@ -665,6 +666,8 @@ impl Host {
         let state = match r.head.as_ref().map(|h| &h.phase) {
             _ if r.stopped.is_some() => "stopped",
             _ if r.damage.is_there() => "damaged",
+            _ if r.lacks_some() && r.damage.absent_full => "full",
+            _ if r.lacks_some() => "syncing",
             Some(Phase::Active) => "active",
             Some(_) => "opening",
             None if r.is_full => "full",

@@ -91,6 +91,14 @@ impl Replica {
         // A head that is not active yet feeds who has nothing of the active view behind what both have, or is nobody who seals
         // that: no frame that the view's seal may need is cut for one that may never become active (V2). What is older is in
         // the active view.
+        if self.gives_state(ctx, link, &r, since) {
+            return;
+        }
+        if self.learns_for_nothing(ctx, link, &r) {
+            self.refuse_sync(ctx, link, &r);
+            return;
+        }
+        let r = SyncRequest { early: false, ..r };
         let opens = self.is_opening_head();
         let known = self.info.as_ref().map_or(ViewNumber(0), |i| i.known);
         let may_seal = ctx.peers.owner(link).is_none_or(|p| self.may_seal_active(p.node));
@@ -108,8 +116,8 @@ impl Replica {
             Some(held) if since < held && view_is_in(held) => held,
             _ => self.committed.min(self.durable),
         };
-        let Some(state) = self.kept_state(upto).filter(|_| self.may_feed_map(&r) && view_is_in(upto) && since <= upto)
-        else {
+        let may_feed = self.may_feed_map(&r) && !self.damage.lacks(since, upto);
+        let Some(state) = self.kept_state(upto).filter(|_| may_feed && view_is_in(upto) && since <= upto) else {
             self.refuse_sync(ctx, link, &r);
             return;
         };
@@ -141,7 +149,7 @@ impl Replica {
         let is_sound = has_what_it_had && self.stopped.is_none() && !self.damage.meets(r.map_since, r.until);
         let has_all = is_sound && r.until <= self.committed.min(self.durable);
         let wants_past = r.past > Version(0);
-        let has_past = !self.damage.is_there() && self.whole_from < r.past;
+        let has_past = !self.damage.is_there() && !self.lacks_some() && self.whole_from < r.past;
         if !has_all
             || (wants_past && !has_past)
             || (!wants_past && r.map_since >= r.until)
@@ -211,6 +219,9 @@ impl Replica {
         };
         let mut frames = vec![FrameBuilder::local(&meta, FrameKind::Carry, &body.encode(), data, &at.name.hid)];
         let state = match next {
+            None if r.early && ctx.mutant(Mutant::EarlyWithoutRequests) => {
+                MarkBody { requests: Default::default(), ..self.state_at(&at, view_frame) }
+            }
             None => self.state_at(&at, view_frame),
             Some(_) => MarkBody { committed: at.name.sequence, ..MarkBody::default() },
         };
@@ -228,29 +239,16 @@ impl Replica {
             shard: self.id,
             view: r.view,
             id: r.id,
-            mode: if next.is_none() { SyncMode::MapEnd } else { SyncMode::Map },
-            common: source.since,
+            mode: match next {
+                None if r.early => SyncMode::State,
+                None => SyncMode::MapEnd,
+                Some(_) => SyncMode::Map,
+            },
+            common: if r.early { r.map_since } else { source.since },
             map_next: next.map_or(MapPoint::NONE, point),
             frames,
         };
         ctx.out.send(link, Message::SyncReply(reply));
-    }
-
-    /// The shard's state as of a frame of the tail. Floors and attachments of later frames do no harm in it.
-    fn state_at(&self, at: &TailEntry, view_frame: Option<FrameHead>) -> MarkBody {
-        let (last_parent, last_digest) = at.origin();
-        let mut requests = self.requests.clone();
-        requests.cut(at.name.sequence);
-        MarkBody {
-            committed: at.name.sequence,
-            attach: self.attach,
-            last_view: at.name.view,
-            last_parent,
-            last_digest,
-            view_frame,
-            requests: requests.to_format(),
-            ..MarkBody::default()
-        }
     }
 
     /// A piece of the map arrived.
@@ -364,7 +362,7 @@ impl Replica {
             return;
         }
         self.asking = None;
-        if self.take_state(ctx, &map, &mark) {
+        if self.take_state(ctx, &map, &mark, false) {
             let until = self.wanted_until();
             self.ask(ctx, asking.to, asking.view, until);
         }
@@ -484,7 +482,8 @@ impl Replica {
     }
 
     /// The log goes on from the state that belongs to the learned map. False if that is not to be asked for again at once.
-    fn take_state(&mut self, ctx: &mut Ctx<'_>, map: &Learning, mark: &Frame) -> bool {
+    /// `early`: the map itself was not.
+    pub(crate) fn take_state(&mut self, ctx: &mut Ctx<'_>, map: &Learning, mark: &Frame, early: bool) -> bool {
         let since = map.since;
         let Ok(body) = MarkBody::decode(mark.head.body()) else { return true };
         let h = mark.header();
@@ -532,7 +531,8 @@ impl Replica {
             pins: body.pins,
         };
         self.told_kept = KeptState::default();
-        let change = MarkChange { base: Some(Box::new(base)), kept: Some(Box::new(kept)), ..MarkChange::default() };
+        let (base, kept) = (Some(Box::new(base)), Some(Box::new(kept)));
+        let change = MarkChange { base, kept, early, ..MarkChange::default() };
         ctx.out.actions.push(Action::Append(Record::Mark { shard: self.id, change, ticket }));
         self.learned = Some((ticket, since, name.sequence));
         self.last = name;
@@ -545,8 +545,12 @@ impl Replica {
         self.learn_attach(ctx, attach, name.sequence);
         self.chunk = (h.chunk(), h.chunk_offset.get());
         self.forget_recent();
+        if early {
+            self.begins_behind(since, name.sequence);
+        }
         self.enter_view(ctx, frame, view);
-        ctx.out.note(format!("shard {}: learned the map up to sequence {}", self.id, name.sequence));
+        let what = if early { "begins with the state of" } else { "learned the map up to" };
+        ctx.out.note(format!("shard {}: {what} sequence {}", self.id, name.sequence));
         true
     }
 
@@ -607,6 +611,8 @@ mod tests {
     /// which frame 4 is the newest that is known to be committed.
     fn fetched(winner: &mut Replica, view_frame: Option<FrameHead>) -> Option<SyncReply> {
         let r = SyncRequest {
+            early: false,
+            lacks: false,
             shard: crate::testing::SHARD,
             view: ViewNumber(3),
             id: 8,
@@ -717,6 +723,8 @@ mod tests {
             w.map_hold = Some((TailEntry::of(&all[3].head), ctx.now));
             w.promised = ViewNumber(3);
             let r = SyncRequest {
+                early: false,
+                lacks: false,
                 shard: crate::testing::SHARD,
                 view: ViewNumber(3),
                 id: 8,

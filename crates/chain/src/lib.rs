@@ -10,6 +10,7 @@ mod coming;
 #[cfg(test)]
 mod copies;
 mod cuts;
+mod early;
 mod event;
 mod flatten;
 mod forks;

@@ -260,6 +260,8 @@ impl Replica {
         if ctx.mutant(Mutant::PendingFramesCount) && pred.0 > 0 && self.view_number() > pred {
             (answer.last, answer.has_pred) = (self.last, true);
         }
+        // A log that begins in the middle has all of its views behind that (V19).
+        answer.damaged |= self.lacks_some() && ctx.mutant(Mutant::EarlyIsDamaged);
         if self.promised == view && answer.promised == view {
             answer.given = self.give_or_guess(ctx, pred, slice);
         }
@@ -320,6 +322,9 @@ impl Replica {
 
     /// A read: any member in the driver's view whose log is durable up to the floor may answer it (R1).
     pub fn on_read(&mut self, ctx: &mut Ctx<'_>, link: LinkId, r: ReadRequest) {
+        if self.may_not_be_read(ctx) {
+            return self.refuse(ctx, link, Request::Read(r.id), Refusal::NotReady);
+        }
         if is_of_the_past(&r) {
             return self.on_read_past(ctx, link, r);
         }
@@ -353,6 +358,7 @@ impl Replica {
         self.retry_asking(ctx);
         self.ask_next_piece(ctx);
         self.repair_tick(ctx);
+        self.tell_whole(ctx);
         self.tell_room(ctx);
     }
 }

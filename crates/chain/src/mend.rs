@@ -233,6 +233,7 @@ mod tests {
             workers: BTreeMap::new(),
             node_secret: Hash32::default(),
             host_key: freebs_secrets::HostKey::new(Hash32([2; 32])),
+            early_pause: Nanos(0),
             mutant: None,
         })
     }
@@ -272,6 +273,7 @@ mod tests {
             generation: Generation(1),
             has_keys: false,
             joining: Vec::new(),
+            standing: Vec::new(),
             view_members: Vec::new(),
             volume: None,
             forced: None,

@@ -7,6 +7,7 @@
 //! Closed → Proposing (control numbers the view; or Active, if it was that before) → Sealing (promises and logs of the predecessor's members) →
 //! Fetching (the longest log, if it is not ours) → Opening (the view frame on a quorum) → Activating → Active.
 
+use crate::early::{early_in, still_early};
 use crate::event::{Action, Begins, Forced, Mutant, Opened};
 use crate::head::{Head, Member, Said, view_secret};
 use crate::replica::{Ctx, Replica};
@@ -142,7 +143,7 @@ impl Replica {
     }
 
     fn propose(&mut self, ctx: &mut Ctx<'_>) {
-        if self.stopped.is_some() {
+        if self.stopped.is_some() || self.may_not_lead(ctx) {
             return;
         }
         self.set_phase(ctx.now, Phase::Proposing);
@@ -176,7 +177,7 @@ impl Replica {
     pub fn ask_for_slices(&mut self, ctx: &mut Ctx<'_>) {
         let has_none = self.view.as_ref().is_some_and(|v| v.body.shared.is_none());
         let can_have = self.info.as_ref().is_some_and(|i| i.has_keys) && !ctx.knows_secrets();
-        if !(has_none && can_have && self.is_active_head()) || self.waits_for_coming(ctx) {
+        if !(has_none && can_have && self.is_answering_head(ctx)) || self.waits_for_coming(ctx) {
             return;
         }
         if self.head.as_ref().is_some_and(|h| !h.asked_for_slices) {
@@ -184,6 +185,14 @@ impl Replica {
             let is_asked = self.proposing;
             self.head.iter_mut().for_each(|h| h.asked_for_slices = is_asked);
         }
+    }
+
+    /// True of a head whose view has enough members that hold its frame, by what they said and are. A view of the same members
+    /// would wait for those that learn where this one has not even begun (V16).
+    fn is_answering_head(&self, ctx: &Ctx<'_>) -> bool {
+        let (Some(view), Some(h)) = (&self.view, &self.head) else { return false };
+        let holds = |m: &&Member| m.durable >= view.sequence && (m.live || m.node == ctx.config.me.node);
+        self.is_active_head() && h.members.iter().filter(holds).count() >= h.quorum
     }
 
     /// The control plane names other members than the view has, or the volume is another one than the view frame says:
@@ -199,7 +208,8 @@ impl Replica {
         if is_newer && others && self.is_active_head() && ctx.mutant(Mutant::MembersChangeInView) {
             return self.take_members_in(ctx);
         }
-        if is_newer && (others || is_another) && self.is_active_head() && !self.waits_for_coming(ctx) {
+        let may_plan = if others { self.is_active_head() } else { self.is_answering_head(ctx) };
+        if is_newer && (others || is_another) && may_plan && !self.waits_for_coming(ctx) {
             let what = if is_another { "another size or name" } else { "other members" };
             let text = format!("{what} than in view {number} is named");
             self.plan(ctx, &text);
@@ -225,7 +235,9 @@ impl Replica {
             return;
         };
         let too_early = ctx.mutant(Mutant::CompleteTooEarly);
-        let has_all = |m: &&Member| info.joining.contains(&m.node) && (m.durable >= view.sequence || too_early);
+        let lacks = |m: &Member| m.said.room.is_some_and(|r| r.lacks) && !ctx.mutant(Mutant::HolesForgotten);
+        let answers = |m: &Member| m.durable >= view.sequence && !lacks(m);
+        let has_all = |m: &&Member| info.joining.contains(&m.node) && (answers(m) || too_early);
         let nodes: Vec<NodeId> = h.members.iter().filter(has_all).map(|m| m.node).collect();
         if nodes.is_empty() || info.active != view.number {
             return;
@@ -388,7 +400,12 @@ impl Replica {
         };
         let opened = opened.clone();
         let own = answers.get(&me).map(|a| (a.last, a.has_pred)).unwrap_or_default();
-        self.head.iter_mut().for_each(|h| h.by_force = by_force);
+        let early = if by_force { Vec::new() } else { early_in(&opened, answers, ctx.config.mutant) };
+        let before = self.view.as_ref().filter(|v| v.number == opened.pred).map(|v| &v.body);
+        let still = before.map_or(Vec::new(), |b| still_early(&opened, answers, &early, b, ctx.config.mutant));
+        self.head.iter_mut().for_each(|h| {
+            (h.by_force, h.early, h.still_early) = (by_force, early.clone(), still.clone());
+        });
         if winner == me || (own.0 == seal && own.1) || ctx.mutant(Mutant::ShortestLogWins) {
             let seal = if ctx.mutant(Mutant::ShortestLogWins) { own.0 } else { seal };
             self.open_at(ctx, &opened, seal);
@@ -433,7 +450,8 @@ impl Replica {
         let (winner, seal) = counting
             .iter()
             .filter(|(_, a)| a.has_pred)
-            .max_by_key(|(n, a)| (a.last.sequence, **n == me))
+            // Of who has everything the rest can be had, too.
+            .max_by_key(|(n, a)| (a.last.sequence, **n == me, !opened.joining.contains(n)))
             .map(|(n, a)| (**n, a.last))?;
         // Nothing is sealed below a committed sequence named in any answer (V3).
         if seal.sequence < floor && !ctx.mutant(Mutant::SealsBelowCommitted) {
@@ -521,6 +539,7 @@ impl Replica {
     /// Cuts what is behind the seal and appends the view frame; the others get both by SYNC (V5).
     fn open_at(&mut self, ctx: &mut Ctx<'_>, opened: &Opened, seal: FrameName) {
         let Some(h) = self.head.as_ref() else { return };
+        let early = h.early.clone();
         let (seed, reaches) = (h.seed, self.tail.get(&seal.sequence).is_some_and(|t| t.name.hid == seal.hid));
         let Some((pred_secret, parent)) = self.goes_on_from(ctx, opened, seal) else {
             if reaches {
@@ -539,7 +558,6 @@ impl Replica {
         }
         let (secret, shared) = self.make_secret(ctx, opened, &seed, pred_secret);
         self.known.remember(opened.pred, opened.view, secret);
-        let start = |n: NodeId| if n == ctx.config.me.node { ctx.config.start } else { StartNumber(0) };
         let begins_branch = parent == seal.hid;
         // A branch follows the view that its log ends with, whichever was active.
         let pred = if begins_branch { seal.view } else { opened.pred };
@@ -554,7 +572,7 @@ impl Replica {
             min_copies: opened.min_copies,
             // The generation of this moment is in the view (V6): members that missed the attachment learn it.
             generation: self.attach.generation.max(opened.generation),
-            members: opened.members.iter().map(|n| ViewMember { node: *n, start: start(*n) }).collect(),
+            members: named_members(ctx, opened, if begins_branch { &[] } else { &early }),
             shared,
             volume,
         };
@@ -681,6 +699,13 @@ impl Replica {
             _ => {}
         }
     }
+}
+
+/// The members of a view as its frame names them.
+fn named_members(ctx: &Ctx<'_>, opened: &Opened, early: &[NodeId]) -> Vec<ViewMember> {
+    let start = |n: NodeId| if n == ctx.config.me.node { ctx.config.start } else { StartNumber(0) };
+    let named = |n: &NodeId| ViewMember { node: *n, start: start(*n), early: early.contains(n) };
+    opened.members.iter().map(named).collect()
 }
 
 /// The members that have to hold a frame of a view.

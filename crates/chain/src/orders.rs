@@ -29,6 +29,7 @@ use freebs_types::{
 use std::collections::BTreeMap;
 
 mod cuts;
+mod early;
 mod forced;
 mod forks;
 mod guard;
@@ -54,6 +55,7 @@ fn config(n: u64, mutant: Option<Mutant>) -> HostConfig {
         workers: BTreeMap::new(),
         node_secret: Hash32::default(),
         host_key: host_key(n),
+        early_pause: Nanos(0),
         mutant,
     }
 }
@@ -144,7 +146,7 @@ impl Chain {
             quorum: 2,
             min_copies: 2,
             generation: Generation(0),
-            members: [1, 2, 3].map(|n| Member { node: NodeId(n), start: StartNumber(1) }).to_vec(),
+            members: [1, 2, 3].map(|n| Member { node: NodeId(n), start: StartNumber(1), early: false }).to_vec(),
             shared,
             volume: None,
         };
@@ -166,6 +168,8 @@ struct Scene {
     log: Vec<Frame>,
     /// Of the predecessor that `proposed` names.
     learning: Vec<NodeId>,
+    /// Of the view that it names.
+    joining: Vec<NodeId>,
     forced: Option<Forced>,
 }
 
@@ -181,6 +185,7 @@ impl Scene {
             mutant: None,
             log: Vec::new(),
             learning: Vec::new(),
+            joining: Vec::new(),
             forced: None,
         }
     }
@@ -238,6 +243,7 @@ impl Scene {
             pred_quorum: 2,
             pred_learning: self.learning.clone(),
             pred_unseen: Vec::new(),
+            joining: self.joining.clone(),
             forced: self.forced.clone(),
             generation: Generation(0),
             keys: BTreeMap::new(),
@@ -491,6 +497,8 @@ fn what_is_left_is_not_told_by_who_may_lack_it() {
     let ask = |other: &mut Scene, since, until| {
         let (names, map_since) = (Vec::new(), Sequence(since));
         let q = SyncRequest {
+            early: false,
+            lacks: false,
             shard: SHARD,
             view: ViewNumber(1),
             id: 9,
@@ -800,6 +808,7 @@ fn info(blocks: u64) -> ShardInfo {
         generation: Generation(1),
         has_keys: false,
         joining: Vec::new(),
+        standing: Vec::new(),
         view_members: Vec::new(),
         volume: None,
         forced: None,
@@ -902,7 +911,7 @@ fn a_head_with_a_slow_disk_tells_of_its_view() {
 #[test]
 fn heartbeats_go_on_until_live_members_have_everything() {
     let mut s = leading();
-    s.play(|r, ctx| r.member_is_level(ctx, LinkId(2)));
+    s.play(|r, ctx| r.member_is_level(ctx, LinkId(2), false));
     let beats = |s: &mut Scene, rounds: u64| {
         let mut n = 0;
         for _ in 0..rounds {

@@ -97,7 +97,7 @@ impl Replica {
             self.regain.fetching = None;
         }
         // A map, or frames, that are learned come first; and a log with holes does not know yet what it lacks.
-        let is_level = self.asking.is_none() && !self.damage.is_there() && self.stopped.is_none();
+        let is_level = self.asking.is_none() && !self.damage.is_there() && !self.lacks_some() && self.stopped.is_none();
         if !is_level || self.regain.is_at_work(ctx.now) || !self.has_room_for_piece(ctx) || self.view.is_none() {
             return;
         }
@@ -129,8 +129,20 @@ impl Replica {
         let (id, shard) = (ctx.ticket(), self.id);
         self.regain.asked = Some(Question { id, to: ctx.peers.owner(link), view, at: ctx.now });
         let (names, past) = (Vec::new(), self.whole_from);
-        let request =
-            SyncRequest { shard, view, id, names, until, map_from, map_since: until, lost: true, fetch: false, past };
+        let request = SyncRequest {
+            early: false,
+            lacks: false,
+            shard,
+            view,
+            id,
+            names,
+            until,
+            map_from,
+            map_since: until,
+            lost: true,
+            fetch: false,
+            past,
+        };
         ctx.out.send(link, Message::Sync(request));
     }
 
@@ -536,6 +548,8 @@ mod tests {
         let mut r = Replica::empty(SHARD);
         lacking(&mut r);
         let ask = |past: u64, until: u64| SyncRequest {
+            early: false,
+            lacks: false,
             shard: SHARD,
             view: ViewNumber(1),
             id: 3,

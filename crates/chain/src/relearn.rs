@@ -31,8 +31,8 @@ pub(crate) struct Relearning {
 impl Damage {
     /// Goes on learning where it stopped, unless other frames are missing by now.
     pub fn begin_learning(&mut self) {
-        let since = self.holes.iter().map(|h| h.before.sequence).min();
-        let upto = self.holes.iter().map(|h| h.until).max();
+        let since = self.holes.iter().map(|h| h.before.sequence).chain(self.absent.map(|a| a.0)).min();
+        let upto = self.holes.iter().map(|h| h.until).chain(self.absent.map(|a| a.1)).max();
         let Some((since, upto)) = since.zip(upto) else { return };
         let (from, whole_from) = (MapPoint::BEGIN, Version(0));
         let fresh = Relearning { since, upto, from, whole_from, writing: None, is_end: false };
@@ -149,7 +149,12 @@ impl Replica {
         }
         let Relearning { since, upto, .. } = *learning;
         self.damage.learning = None;
+        let is_mended = !self.damage.holes.is_empty();
         self.forget_learned_holes(since, upto);
+        self.has_learned_behind(ctx, since, upto);
+        if !is_mended {
+            return;
+        }
         let from = since.next();
         let text = format!("what lost frames from {from} to {upto} had brought was learned again");
         ctx.out.tell(NoteKind::Mended, self.id, &text);

@@ -34,6 +34,12 @@ pub struct Hole {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Damage {
     pub holes: Vec<Hole>,
+    /// Frames behind the first one, up to the second, never came: that is no damage (V19).
+    pub absent: Option<(Sequence, Sequence)>,
+    /// When something of that was asked for last, or that it is not there was seen first.
+    pub absent_at: Option<Nanos>,
+    /// The log has no room for that.
+    pub absent_full: bool,
     /// Frames behind the last one may be missing.
     pub suspect_tail: bool,
     orphan: bool,
@@ -241,7 +247,12 @@ impl Damage {
 
     /// Whether frames behind `since`, up to `upto`, are missing.
     pub fn meets(&self, since: Sequence, upto: Sequence) -> bool {
-        self.holes.iter().any(|h| h.before.sequence < upto && since < h.until)
+        self.lacks(since, upto) || self.holes.iter().any(|h| h.before.sequence < upto && since < h.until)
+    }
+
+    /// True if frames behind `since`, up to `upto`, never came.
+    pub fn lacks(&self, since: Sequence, upto: Sequence) -> bool {
+        self.absent.is_some_and(|(from, to)| from < upto && since < to)
     }
 
     /// A question has no answer yet, or there is a reason not to ask.
@@ -263,7 +274,10 @@ impl Damage {
 impl Replica {
     /// Asks another member for the first hole's frames, or for what is left of them.
     pub fn repair_tick(&mut self, ctx: &mut Ctx<'_>) {
-        let Some(hole) = self.damage.holes.first().copied() else { return };
+        let hole = self.damage.holes.first().copied();
+        if hole.is_none() && !self.learns_behind(ctx) {
+            return;
+        }
         // Members answer for their own view, which may be newer than the last one of a log with holes.
         let active = self.info.as_ref().map_or(ViewNumber(0), |i| i.active);
         let view = self.view_number().max(self.promise()).max(active);
@@ -272,7 +286,7 @@ impl Replica {
             self.damage.put_off_learning();
             self.damage.asked_in = view;
         }
-        let put_back = hole.before.sequence >= hole.until;
+        let put_back = hole.is_some_and(|h| h.before.sequence >= h.until);
         if put_back
             || self.damage.is_asking(ctx.now)
             || self.asking.and_then(|a| a.map).is_some_and(|m| !m.is_resting())
@@ -283,22 +297,28 @@ impl Replica {
         if self.damage.asking.take().is_some() {
             self.damage.turns.no_answer();
         }
+        if hole.is_none() && self.damage.learning.is_none() {
+            // There are no frames to ask for.
+            self.damage.begin_learning();
+        }
         let others = self.other_members(ctx);
-        let has_room = match self.damage.learning {
-            Some(_) => self.has_room_for_piece(ctx),
-            None => ctx.spare > with_overhead(self.unwritten_bytes()),
-        };
+        let has_room = self.has_room_to_mend(ctx);
+        self.damage.absent_full = hole.is_none() && !has_room && !ctx.more_soon;
         if others.is_empty() || !has_room {
             return;
         }
         let to = *self.damage.turns.of(&others);
-        let (last, in_parts) = self.damage.parts.ask(&hole, self.committed);
+        let frames = hole.map(|h| (h.until, self.damage.parts.ask(&h, self.committed)));
         let id = ctx.ticket();
         let (named, at) = (self.last.sequence, ctx.now);
-        let until = self.damage.learning.map_or(hole.until, |l| l.upto);
+        let (until, (last, in_parts)) = frames.unwrap_or_default();
+        let until = self.damage.learning.map_or(until, |l| l.upto);
         self.damage.asking = Some(Asking { id, to, view, until, named, at, tries: 0, past: Version(0), map: None });
+        self.damage.absent_at = Some(at);
         let Some(link) = ctx.peers.link(to) else { return };
         let frames = SyncRequest {
+            early: false,
+            lacks: false,
             shard: self.id,
             view,
             id,
@@ -325,6 +345,14 @@ impl Replica {
         ctx.out.send(link, Message::Sync(request));
     }
 
+    /// True if the log takes what is asked for.
+    fn has_room_to_mend(&self, ctx: &Ctx<'_>) -> bool {
+        match self.damage.learning {
+            Some(_) => self.has_room_for_piece(ctx),
+            None => ctx.spare > with_overhead(self.unwritten_bytes()),
+        }
+    }
+
     /// The view's other members. If its frame is lost, or a newer view is active, then also those of the active view and those
     /// that the control plane names: what is said to go on by force leaves out who may have all of it.
     pub(crate) fn other_members(&self, ctx: &Ctx<'_>) -> Vec<Peer> {
@@ -349,7 +377,7 @@ impl Replica {
         };
         (self.damage.asking, self.damage.turns.late) = (None, 0);
         match reply.mode {
-            SyncMode::Refused => {
+            SyncMode::Refused | SyncMode::State => {
                 self.repair_refused(ctx);
                 return true;
             }
@@ -806,6 +834,8 @@ mod tests {
                 let names = vec![TailEntry::of(&all[1].head).name];
                 let (map_from, map_since) = (MapPoint::NONE, Sequence(0));
                 let q = SyncRequest {
+                    early: false,
+                    lacks: false,
                     shard: SHARD,
                     view: ViewNumber(1),
                     id: 1,
@@ -841,6 +871,7 @@ mod tests {
             generation: Generation(0),
             has_keys: false,
             joining: Vec::new(),
+            standing: Vec::new(),
             view_members: Vec::new(),
             volume: None,
             forced: None,

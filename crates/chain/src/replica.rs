@@ -172,6 +172,8 @@ pub(crate) struct Replica {
     pub me: Option<NodeId>,
     /// From the control plane; `None` until it has spoken of this shard.
     pub info: Option<ShardInfo>,
+    /// The active view in that state, whatever is known beside it.
+    pub heard_active: ViewNumber,
     pub last: FrameName,
     /// The end of a log without a frame of its own that can open the first view: of a clone's shard, its fork.
     pub begins: FrameName,
@@ -220,6 +222,8 @@ pub(crate) struct Replica {
     /// It counts as if this had been promised, because the log may have lost a promise: the highest view that was given out as
     /// its first state after the start says.
     doubt: ViewNumber,
+    /// When the head was told last that nothing is lacked here.
+    pub told_whole: Nanos,
     /// What the head was told last of the room here.
     pub told_room: Option<Room>,
     /// All that is kept here of the past takes more memory than it should, and this shard's is no less than most.
@@ -286,6 +290,7 @@ impl Replica {
             id,
             me: None,
             info: None,
+            heard_active: ViewNumber(0),
             last: genesis(),
             begins: genesis(),
             version: Version(0),
@@ -318,6 +323,7 @@ impl Replica {
             damage: Damage::default(),
             is_doubtful: false,
             doubt: ViewNumber(0),
+            told_whole: Nanos(0),
             told_room: None,
             past_over: false,
             view_frame: None,
@@ -388,6 +394,7 @@ impl Replica {
         r.chunk = state.open_chunk;
         r.view_frame = view_frame;
         r.damage = damage;
+        r.damage.absent = state.absent;
         r
     }
 
@@ -465,12 +472,13 @@ impl Replica {
     }
 
     /// Whether this log matches its view, and is one of its members': the view frame is durable, and no newer view was
-    /// promised (W4, V2), or is known to have been active. Who is new learns of views before its first one, too.
+    /// promised (W4, V2), or is known to have been active. Who is new learns of views before its first one, too. One that lacks something
+    /// serves in a view that allows it (V16).
     pub fn serves(&self) -> bool {
         let is_member = |v: &OpenView| self.me.is_none_or(|me| v.body.members.iter().any(|m| m.node == me));
         let promised = |v: &OpenView| self.promise().max(self.active()).max(self.may_have_promised()) > v.number;
         let holds = |v: &OpenView| self.durable >= v.sequence && !promised(v);
-        self.stopped.is_none() && self.view.as_ref().is_some_and(|v| holds(v) && is_member(v))
+        self.stopped.is_none() && self.may_count() && self.view.as_ref().is_some_and(|v| holds(v) && is_member(v))
     }
 
     /// A log whose end may be lost may have lost a promise there: it counts as one of the highest view that was given out
@@ -730,7 +738,11 @@ impl Replica {
     /// What this log takes beyond what it was given. Shards share what the device has: heads do not know of each other.
     fn room(&self, ctx: &Ctx<'_>) -> Room {
         let left = ctx.room.saturating_sub(with_overhead(self.unwritten_bytes()));
-        Room { past_over: self.past_over, ..Room::new(left / ctx.sharers.max(1), ctx.more_soon) }
+        Room {
+            past_over: self.past_over,
+            lacks: self.lacks_some(),
+            ..Room::new(left / ctx.sharers.max(1), ctx.more_soon)
+        }
     }
 
     /// True if a write may have to wait for room at a log that has so much.

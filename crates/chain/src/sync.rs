@@ -92,8 +92,10 @@ impl Replica {
         let names = self.names();
         let (map_from, map_since) = map.map_or((MapPoint::NONE, Sequence(0)), |m| (m.from, m.since));
         let fetch = self.fetching_for() == Some(view);
-        let (shard, lost) = (self.id, false);
-        let request = SyncRequest { shard, view, id, names, until, map_from, map_since, lost, fetch, past };
+        let (shard, lost, lacks) = (self.id, false, self.lacks_some());
+        let early = map.is_none() && !fetch && self.would_begin_early(ctx.config.me.node);
+        let request =
+            SyncRequest { shard, view, id, names, until, map_from, map_since, lost, fetch, past, early, lacks };
         ctx.out.send(link, Message::Sync(request));
     }
 
@@ -128,6 +130,10 @@ impl Replica {
         let as_member = r.view == self.view_number() && !r.map_from.is_some() && self.serves();
         let to_the_end = r.until.0 == u64::MAX;
         if self.stopped.is_some() || !(as_head || (!to_the_end && (has_promised || as_member))) {
+            self.refuse_sync(ctx, link, &r);
+            return;
+        }
+        if as_head && self.puts_off_early(ctx, link, &r) {
             self.refuse_sync(ctx, link, &r);
             return;
         }
@@ -224,7 +230,7 @@ impl Replica {
         ctx.out.send(link, Message::SyncReply(reply));
         // Who mends a hole asks up to its end only, and may lack what is behind.
         if level && r.view == self.view_number() && r.until.0 == u64::MAX {
-            self.member_is_level(ctx, link);
+            self.member_is_level(ctx, link, r.lacks);
         }
     }
 
@@ -244,6 +250,7 @@ impl Replica {
         match reply.mode {
             SyncMode::Frames | SyncMode::Level => {}
             SyncMode::Map | SyncMode::MapEnd => return self.on_map_reply(ctx, asking, reply),
+            SyncMode::State => return self.on_state_reply(ctx, asking, &reply),
             // Asked again after a while by `retry_asking`; for a map from its beginning, because the state that it
             // was to end with may be forgotten.
             SyncMode::Refused => {

@@ -70,7 +70,7 @@ impl Chain {
             quorum: 1,
             min_copies: 1,
             generation: Generation(self.generation),
-            members: [1, 2].map(|n| Member { node: NodeId(n), start: StartNumber(1) }).to_vec(),
+            members: [1, 2].map(|n| Member { node: NodeId(n), start: StartNumber(1), early: false }).to_vec(),
             shared: None,
             volume: None,
         };
@@ -128,6 +128,7 @@ pub fn step_at(
         workers: BTreeMap::new(),
         node_secret: Hash32::default(),
         host_key: freebs_secrets::HostKey::new(Hash32([2; 32])),
+        early_pause: Nanos(0),
         mutant: None,
     };
     let mut out = Out::default();

@@ -112,6 +112,9 @@ const _: () = assert!(NO_ROOM_PATIENCE.0 > HEARTBEAT_EVERY.0 + 3 * TICK.as_nanos
 /// each of which it would answer.
 pub(crate) const ROOM_SILENCE: Nanos = Nanos::from_millis(500);
 const _: () = assert!(ROOM_SILENCE.0 > 3 * HEARTBEAT_EVERY.0 + 3 * TICK.as_nanos() as u64);
+/// A new member that may begin with the state alone, once the view is active, waits so long for that; then it learns everything
+/// first.
+pub(crate) const EARLY_PATIENCE: Nanos = Nanos::from_millis(1_000);
 /// The state that a transfer by map ends with is kept this long after it was last asked for. The asker's next piece
 /// comes within moments, or the asker is gone; what is kept holds memory and pins what the map names.
 pub(crate) const MAP_HOLD: Nanos = Nanos::from_millis(10_000);

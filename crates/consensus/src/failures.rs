@@ -16,6 +16,8 @@
 //! - A chain that can answer nothing without members that have failed becomes shorter (V11); and one to which a failed node
 //!   was to come goes on without it (V14), as one does that has to open a view before those that come have everything. A node
 //!   that was never started since the control state was made again has failed when a leader has waited for it for a while.
+//! - Where a member was silent for as long as that takes, however its failure was noticed, a node to spare stands in for it (V21):
+//!   a process that was killed may be back by then.
 //! - A chain that is shorter than its volume is to have it gets another member as soon as a node is to spare. Those that left
 //!   it come first, and their places are kept until they are gone (V13); who had failed is heard for a while before (`returns`).
 //!
@@ -99,6 +101,10 @@ pub struct Failures {
     returns: Returns,
     /// Nodes that had failed at the last look.
     down: BTreeSet<NodeId>,
+    /// Those of them that were of no use for the time after which silence is a failure: others stand in for them.
+    silent: BTreeSet<NodeId>,
+    /// The same as `settled` of stand-ins, and all nodes that are away.
+    stood_in: Option<(u64, BTreeSet<NodeId>, BTreeSet<NodeId>)>,
     /// Milliseconds for which the place of a node that left a chain is kept; as long as it is not gone, if that is not known.
     kept_ms: Option<u64>,
     mutant: Option<Mutant>,
@@ -147,6 +153,8 @@ impl Failures {
         }
         self.returns.look(now_ms, nodes, &failed, fail_ms);
         self.down.clone_from(&failed);
+        let is_silent = |n: &&Look| failed.contains(&n.node) && n.idle_ms >= fail_ms;
+        self.silent = nodes.iter().filter(is_silent).map(|n| n.node).collect();
         (failed, ask)
     }
 
@@ -171,6 +179,7 @@ impl Failures {
         let mut commands = self.abandoned(now_ms, state);
         commands.extend(self.leave(now_ms, state, failed));
         commands.extend(self.go_on(state));
+        commands.extend(self.stand_in(now_ms, state, failed, gone));
         commands.extend(self.fail_over(state, failed));
         commands.extend(self.late(now_ms, state, failed));
         if commands.is_empty() {
@@ -218,7 +227,8 @@ impl Failures {
             return None;
         }
         // One command names only so many nodes, and whoever is not named may come.
-        if away.len() > limits::FAILED_NODES_MAX || state.extensions(&away, &waited).is_empty() {
+        let is_done = || state.extensions(&away, &waited).is_empty() && state.settlers(&away, &waited).is_empty();
+        if away.len() > limits::FAILED_NODES_MAX || is_done() {
             self.extended = Some((state.revision(), away, waited));
             return None;
         }
@@ -226,6 +236,31 @@ impl Failures {
         let left = state.away_nodes();
         let waited = waited.intersection(&left).copied().take(limits::FAILED_NODES_MAX).collect();
         Some(Command::ExtendChains { away: named(state, &away), waited: named(state, &waited) })
+    }
+
+    /// Stand-ins for those that have failed, in one command. A node that was killed is given as long as one that is silent: it may be
+    /// back by then.
+    fn stand_in(
+        &mut self,
+        now_ms: u64,
+        state: &State,
+        failed: &BTreeSet<NodeId>,
+        gone: &BTreeSet<NodeId>,
+    ) -> Option<Command> {
+        let silent: BTreeSet<NodeId> = self.silent.intersection(failed).copied().collect();
+        let held = self.returns.held(now_ms);
+        let away: BTreeSet<NodeId> = failed.union(gone).chain(&held).filter(|n| !silent.contains(n)).copied().collect();
+        let now = (state.revision(), silent, away);
+        if self.stood_in.as_ref() == Some(&now) || self.mutant == Some(Mutant::NobodyStandsIn) {
+            return None;
+        }
+        // One command names only so many, and whoever is not named may stand in.
+        let is_too_much = now.1.len() + now.2.len() > limits::FAILED_NODES_MAX;
+        if is_too_much || state.stand_ins(&now.1, &now.2).is_empty() {
+            self.stood_in = Some(now);
+            return None;
+        }
+        Some(Command::StandIn { failed: named(state, &now.1), away: named(state, &now.2) })
     }
 
     /// The next steps for nodes that are being emptied, and for chains that are too long.

@@ -169,7 +169,9 @@ impl Lookout {
 /// The nodes that these orders take for failed.
 fn reasons(orders: &[Command], looks: &[Look], fail_ms: u64) -> Vec<(NodeId, String)> {
     let failed = orders.iter().filter_map(|c| match c {
-        Command::FailOver { nodes } | Command::LeaveChains { failed: nodes, .. } => Some(nodes),
+        Command::FailOver { nodes }
+        | Command::LeaveChains { failed: nodes, .. }
+        | Command::StandIn { failed: nodes, .. } => Some(nodes),
         _ => None,
     });
     let failed: BTreeSet<NodeId> = failed.flatten().map(|(n, _)| *n).collect();

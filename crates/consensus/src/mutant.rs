@@ -23,6 +23,8 @@ pub enum Mutant {
     ChainsStay,
     /// V13: nobody comes back to a chain that became shorter, nor does another node.
     NeverBack,
+    /// V21: nobody stands in for members that have failed.
+    NobodyStandsIn,
     /// V14: who had failed may come back to a chain as soon as it is heard, however often it has failed.
     BackAtOnce,
     /// E7: the first page that is not whole ends the log, whatever lies behind it.

@@ -810,6 +810,10 @@ pub struct ShardReport {
     /// keep what they have, which may not be all that was written until then, and come back before others (rule V13).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub away: Vec<String>,
+    /// Names of members that stand in for nodes that are away: they have what is written since, and nothing older, and leave when
+    /// those are back (rule V21).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub standing: Vec<String>,
     /// If its head can't open its view: what it waits for, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,

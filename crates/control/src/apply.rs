@@ -67,6 +67,7 @@ impl State {
             Command::DrainNode { node, drains, heir } => self.drain_node(node, drains, heir),
             Command::RetireNode { node } => self.retire_node(node),
             Command::RemoveNode { node } => self.remove_node(node),
+            Command::StandIn { failed, away } => self.stand_in(&failed, &away, mutant),
             Command::DrainChains { away } => self.drain_chains(&away),
             Command::ScheduleSnapshots { volume, schedule } => self.schedule_snapshots(volume, schedule),
             Command::BeginSnapshot { name, volumes, created_ms, past } => {
@@ -272,6 +273,7 @@ impl State {
     pub(crate) fn commit(&mut self, mut volume: Volume) {
         self.revision += 1;
         volume.changed = self.revision;
+        volume.shards.iter_mut().for_each(Shard::tidy_standing);
         assert!(volume.check().is_ok(), "a command leaves a volume as one may be: {:?}", volume.check());
         self.put_volume(volume);
     }

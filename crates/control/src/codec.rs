@@ -210,6 +210,7 @@ impl Command {
             | Self::DrainNode { .. }
             | Self::RetireNode { .. }
             | Self::RemoveNode { .. }
+            | Self::StandIn { .. }
             | Self::LeaveChains { .. } => self.put_of_nodes(out)?,
             Self::MembersComplete { shard, view, nodes } => {
                 put_of_shard(out, 16, *shard, &[view.0]);
@@ -254,6 +255,10 @@ impl Command {
                 put_nodes(out, waited, FAILED_NODES_MAX)
             }
             Self::DrainChains { away } => put_away(out, 45, away),
+            Self::StandIn { failed, away } => {
+                put_away(out, 49, failed)?;
+                put_nodes(out, away, FAILED_NODES_MAX - failed.len())
+            }
             Self::DrainNode { node, drains, heir } => {
                 match heir {
                     None => put_form(out, 44, &[node.0]),
@@ -418,7 +423,7 @@ impl Command {
                 let (shard, head) = (f.shard()?, NodeId(f.u64()?));
                 Self::ReplaceHead { shard, head, active: ViewNumber(f.u64()?), node: NodeId(f.u64()?) }
             }
-            kind @ (11 | 15 | 18 | 34 | 35 | 45) => of_nodes(f, kind)?,
+            kind @ (11 | 15 | 18 | 34 | 35 | 45 | 49) => of_nodes(f, kind)?,
             16 => {
                 let (shard, view) = (f.shard()?, ViewNumber(f.u64()?));
                 Self::MembersComplete { shard, view, nodes: members(f)? }
@@ -496,6 +501,10 @@ fn of_nodes(f: &mut Fields<'_>, kind: u8) -> Result<Command> {
         18 => Command::ExtendChains { away: first, waited: Vec::new() },
         34 => Command::LeaveChains { failed: first, shards: shards(f)? },
         45 => Command::DrainChains { away: first },
+        49 => {
+            let away = nodes(f, FAILED_NODES_MAX - first.len())?;
+            Command::StandIn { failed: first, away }
+        }
         _ => {
             let waited = nodes(f, FAILED_NODES_MAX)?;
             // With none it has another form.

@@ -262,6 +262,14 @@ pub enum Command {
         /// Only these, each if this is still its active view; empty for all.
         shards: Vec<(ShardId, ViewNumber)>,
     },
+    /// These nodes have failed, and were silent for long enough: nodes to spare stand in for them where those that are left can go on
+    /// without them (rule V21). Where that is so is found when this is applied.
+    StandIn {
+        /// Each with the start in which it failed: a node that is back is left out.
+        failed: Vec<(NodeId, StartNumber)>,
+        /// Others that don't come, each with the start in which it is away.
+        away: Vec<(NodeId, StartNumber)>,
+    },
     /// These members of the active view have everything (rule V7), as its head sees.
     MembersComplete {
         /// The shard.

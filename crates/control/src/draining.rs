@@ -39,7 +39,11 @@ impl Shard {
         self.active_members.clone_from(&self.members);
         self.members.retain(|n| *n != node);
         self.members.sort_by_key(|n| *n != head);
-        self.keepers.push(node);
+        // Who only stood in has nothing that others lack once the next view is active.
+        if !self.joining.contains(&node) {
+            self.keepers.push(node);
+        }
+        self.joining.retain(|n| *n != node);
         self.pending = None;
     }
 }
@@ -137,9 +141,7 @@ impl State {
     /// may be learned at a time. Of a shard one at a time, and only where everything is settled. Nodes that are away do not come.
     #[must_use]
     pub fn drain_steps(&self, away: &BTreeSet<NodeId>) -> Vec<(ShardId, DrainStep)> {
-        let learns = |s: &&Shard| !s.joining.is_empty() && !s.only_returns();
-        let busy: usize = self.volumes().map(|v| v.shards.iter().filter(learns).count()).sum();
-        let mut room = limits::JOINING_SHARDS_MAX.saturating_sub(busy);
+        let mut room = self.room_to_learn();
         let (mut out, mut loads) = (Vec::new(), self.loads.clone());
         let is_there = |n: &NodeId| !away.contains(n) && self.node(*n).is_some_and(|n| n.start.0 > 0);
         for (volume, shard) in self.volumes().flat_map(|v| v.shards.iter().map(move |s| (v, s))) {
@@ -168,12 +170,16 @@ impl State {
         is_there: impl Fn(&NodeId) -> bool,
     ) -> Option<Option<(NodeId, NodeId)>> {
         let (len, copies) = (shard.members.len(), usize::from(volume.copies));
-        let drains = shard.members.iter().rev().find(|n| self.drains(**n) && is_there(n));
+        // Somebody is back for whom one of them stands in (V21).
+        let stands_in = shard.standing.last().filter(|_| len > copies);
+        let drains = || shard.members.iter().rev().find(|n| self.drains(**n) && is_there(n));
         // Another one had come already when it was said that nobody is to be emptied.
         let surplus = || shard.members.last().filter(|_| len > copies);
-        let leaves = *drains.or_else(surplus)?;
-        let is_settled = shard.joining.is_empty() && shard.active_members.is_empty() && shard.learning.is_empty();
-        let nobody_waits = shard.keepers.is_empty() && shard.away.is_empty();
+        let leaves = *stands_in.or_else(drains).or_else(surplus)?;
+        let learns = |n: &&NodeId| stands_in.is_none() || !shard.standing.contains(n);
+        let nobody_learns = !shard.joining.iter().chain(&shard.learning).any(|n| learns(&n));
+        let is_settled = nobody_learns && shard.active_members.is_empty();
+        let nobody_waits = stands_in.is_some() || (shard.keepers.is_empty() && shard.away.is_empty());
         let is_known = shard.forced.is_none() && shard.unseen.is_empty();
         if shard.active.0 == 0 || !is_settled || !is_known || !nobody_waits || !self.is_open(shard) {
             return None;
@@ -181,7 +187,8 @@ impl State {
         let others: Vec<NodeId> = shard.members.iter().filter(|n| **n != leaves && is_there(n)).copied().collect();
         if len > copies {
             let is_held = others.len() >= volume.quorum(len - 1) && len > 1;
-            return others.first().filter(|_| is_held).map(|head| Some((leaves, *head)));
+            let head = others.iter().find(|n| !shard.joining.contains(n));
+            return head.filter(|_| is_held).map(|head| Some((leaves, *head)));
         }
         // Those that are there have to be enough for the longer chain, too.
         let there = shard.members.iter().filter(|n| is_there(n)).count();

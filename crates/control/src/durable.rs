@@ -28,8 +28,8 @@ pub const STATE_MAGIC: [u8; 4] = *b"FBCS";
 /// over it would take in anybody. Foundings came with version 10: a reader that passes over them would mix a state that was made
 /// again with those before it. Nodes that drain came with version 11: a reader that passes over them would place copies there.
 /// Nodes that were removed, and who takes the places of one that drains, came with version 12: a reader that passes over them would
-/// take the first in again.
-pub const STATE_VERSION: u16 = 12;
+/// take the first in again. Nodes that stand in came with version 13: a reader that passes over them would have them learn.
+pub const STATE_VERSION: u16 = 13;
 /// Bytes of the header before the body.
 pub const STATE_HEADER_BYTES: usize = 64;
 
@@ -152,8 +152,9 @@ impl State {
         serde_json::to_writer(&mut out, &body).expect("a state has only what JSON can say");
         let body = &out[STATE_HEADER_BYTES..];
         let version = match () {
-            () if self.nodes.values().any(|n| n.heir.is_some() || n.retires) => STATE_VERSION,
-            () if !self.joining().removed().is_empty() => STATE_VERSION,
+            () if self.has_standing() => STATE_VERSION,
+            () if self.nodes.values().any(|n| n.heir.is_some() || n.retires) => 12,
+            () if !self.joining().removed().is_empty() => 12,
             () if self.nodes.values().any(|n| n.drains) => 11,
             () if self.founding() != FIRST_FOUNDING => 10,
             () if body_joins => 9,

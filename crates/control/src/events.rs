@@ -250,6 +250,7 @@ fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
             members(before, now, "has been gone for too long")
         }
         Command::LeaveChains { failed, .. } => left(before, now, failed),
+        Command::StandIn { .. } => stood_in(before, now),
         Command::DrainChains { .. } => members(before, now, "is being emptied"),
         Command::RetireNode { node } => one(now.node(*node).filter(|n| n.changed == at).map(|n| retires(n))),
         Command::RemoveNode { node } => one(removed(before, now, *node)),
@@ -317,6 +318,38 @@ fn left(before: &State, now: &State, failed: &[(NodeId, StartNumber)]) -> Vec<To
             let is_back = |n: &&NodeId| old.view_members().contains(n) && !old.members.contains(n);
             for node in shard.members.iter().filter(is_back) {
                 tell(EventKind::MemberBack, *node, "is back before the chain without it could answer anything");
+            }
+        }
+    }
+    out.extend(heads(before, now, "the old one has failed, or is being stopped"));
+    out
+}
+
+/// Nodes that stand in for members that have failed, and those that left.
+fn stood_in(before: &State, now: &State) -> Vec<Told> {
+    let mut out = Vec::new();
+    for volume in now.volumes().filter(|v| v.changed > before.revision()) {
+        for shard in &volume.shards {
+            let id = volume.shard_id(shard.index);
+            let Some(old) = before.shard(id) else { continue };
+            let names = |of: &[NodeId], not: &[NodeId]| {
+                let names = of.iter().filter(|n| !not.contains(n)).map(|n| name(now, *n));
+                names.collect::<Vec<_>>().join(", ")
+            };
+            let (gone, new) = (names(&old.members, &shard.members), names(&shard.members, &old.members));
+            let mut tell = |kind, node: String, text: String| {
+                let t = Told::new(kind, text).of(volume).decided(volume.changed);
+                out.push(Told { shard: Some(id.to_string()), about: Some(node), ..t });
+            };
+            if !gone.is_empty() {
+                tell(EventKind::MemberLeft, gone.clone(), format!("{gone} has failed; its place is kept"));
+            }
+            if !new.is_empty() {
+                tell(
+                    EventKind::MemberReplaced,
+                    new.clone(),
+                    format!("{new} stands in for {gone}: it counts for new writes"),
+                );
             }
         }
     }

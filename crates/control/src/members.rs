@@ -116,6 +116,11 @@ impl State {
         self.volumes.values().any(|v| v.shards.iter().any(|s| !s.away.is_empty()))
     }
 
+    /// True if anybody stands in for another one.
+    pub(crate) fn has_standing(&self) -> bool {
+        self.volumes.values().any(|v| v.shards.iter().any(|s| !s.standing.is_empty()))
+    }
+
     /// All nodes that left a chain that became shorter, and are not back.
     #[must_use]
     pub fn away_nodes(&self) -> BTreeSet<NodeId> {
@@ -178,18 +183,20 @@ impl State {
     #[must_use]
     pub fn extensions(&self, away: &BTreeSet<NodeId>, waited: &BTreeSet<NodeId>) -> Vec<(ShardId, NodeId)> {
         let is_there = |n: &NodeId| !away.contains(n) && self.node(*n).is_some_and(|n| n.start.0 > 0);
-        let learn = |s: &&Shard, returns| !s.joining.is_empty() && s.only_returns() == returns;
-        let busy =
-            |returns| -> usize { self.volumes().map(|v| v.shards.iter().filter(|s| learn(s, returns)).count()).sum() };
-        let mut room = limits::JOINING_SHARDS_MAX.saturating_sub(busy(false));
-        let mut room_to_return = limits::RETURNING_SHARDS_MAX.saturating_sub(busy(true));
+        let returns = |s: &&Shard| s.learners().next().is_some() && s.only_returns();
+        let returning: usize = self.volumes().map(|v| v.shards.iter().filter(returns).count()).sum();
+        let mut room = self.room_to_learn();
+        let mut room_to_return = limits::RETURNING_SHARDS_MAX.saturating_sub(returning);
         let mut loads = self.loads.clone();
         let (mut out, volumes) = (Vec::new(), self.volumes());
         for (volume, shard) in volumes.flat_map(|v| v.shards.iter().map(move |s| (v, s))) {
-            let is_settled = shard.active.0 > 0 && shard.joining.is_empty() && shard.active_members.is_empty();
+            let nobody_learns = shard.learners().next().is_none();
+            let is_settled = shard.active.0 > 0 && nobody_learns && shard.active_members.is_empty();
             // Before the head has opened its view that would wait for who comes (V14). Where nobody ever left it was always so.
             let is_settled = is_settled && (shard.away.is_empty() || self.is_open(shard));
-            let places = usize::from(volume.copies).saturating_sub(shard.members.len());
+            let copies = usize::from(volume.copies);
+            // Who stands in leaves for who is back.
+            let places = (copies + shard.standing.len()).saturating_sub(shard.members.len());
             let there = shard.members.iter().filter(|n| is_there(n)).count();
             // The view that they are in goes on until the new one has everything, and then that one counts.
             let len = shard.members.len();
@@ -201,7 +208,7 @@ impl State {
             let returning = shard.returning(stays);
             let kept = shard.away.iter().filter(|n| waited.contains(n) && !self.drains(**n)).count();
             let room = if returning.is_some() { &mut room_to_return } else { &mut room };
-            let other = || self.spare(shard, is_there, &loads).filter(|_| places > kept);
+            let other = || self.spare(shard, is_there, &loads).filter(|_| places > kept.max(shard.standing.len()));
             // One that is being emptied is better than none.
             let drained = || shard.returning(is_there);
             if let Some(new) = returning.or_else(other).or_else(drained).filter(|_| *room > 0) {
@@ -218,9 +225,8 @@ impl State {
     #[must_use]
     pub fn replacements(&self, gone: &BTreeSet<NodeId>, failed: &BTreeSet<NodeId>) -> Vec<(ShardId, NodeId, NodeId)> {
         // Those that return lack little, and have room of their own.
-        let is_busy = |s: &&Shard| !s.joining.is_empty() && !s.only_returns();
-        let busy: usize = self.volumes().map(|v| v.shards.iter().filter(is_busy).count()).sum();
-        let mut room = limits::JOINING_SHARDS_MAX.saturating_sub(busy);
+        let is_busy = |s: &&Shard| s.is_learned();
+        let mut room = self.room_to_learn();
         let (mut out, mut loads) = (Vec::new(), self.loads.clone());
         for volume in self.volumes() {
             for shard in &volume.shards {
@@ -292,8 +298,10 @@ impl State {
         if away.len().max(waited.len()) > limits::FAILED_NODES_MAX {
             return Err(Error::invalid(format!("at most {} nodes fail at a time", limits::FAILED_NODES_MAX)));
         }
+        let (away, waited) = (self.still(away), self.still(waited));
+        self.settle(&away, &waited)?;
         let mut changed: Vec<Volume> = Vec::new();
-        for (id, new) in self.extensions(&self.still(away), &self.still(waited)) {
+        for (id, new) in self.extensions(&away, &waited) {
             if changed.last().is_none_or(|v| v.id != id.volume) {
                 changed.push(self.volume_to_change(id.volume)?);
             }

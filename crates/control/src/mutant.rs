@@ -35,6 +35,8 @@ pub enum Mutant {
     AwayForgotten,
     /// V14: who is to come to a chain, and fails, stays in the plan.
     ComingHoldsUp,
+    /// V21: nodes stand in although fewer members that have everything are left than the volume is to have at least.
+    StandsInForTooMany,
     /// V15: as many answers are taken to be behind any later view as the one that was found asks for.
     LeastIsOwn,
     /// V10: the view that follows an operator's word is taken for a branch, although its frame is none.

@@ -669,6 +669,7 @@ fn shard(
         joining,
         keepers,
         away,
+        standing: Vec::new(),
         // Whose disk was lost before is not known.
         learning: Vec::new(),
         forced: None,

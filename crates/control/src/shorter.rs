@@ -57,7 +57,8 @@ impl Shard {
         let is_of_view = |n: &NodeId| self.active_members.contains(n);
         let is_new = |n: &&NodeId| !is_of_view(n) || self.learning.contains(n) || self.unseen.contains(n);
         let comes_last = |n: &&NodeId| leaves(n) && is_new(n) && !last.contains(n) && !self.away.contains(n);
-        let new: Vec<NodeId> = self.members.iter().filter(comes_last).copied().collect();
+        let stood_in = |n: &&NodeId| self.standing.contains(n);
+        let new: Vec<NodeId> = self.members.iter().filter(|n| comes_last(n) && !stood_in(n)).copied().collect();
         if mutant != Some(Mutant::AwayForgotten) {
             self.away.retain(|n| !last.contains(n));
             self.away.splice(0..0, new);
@@ -93,6 +94,12 @@ impl Shard {
         self.away.drain(..over);
     }
 
+    /// The plan without those that are to stand in, and have not been in a view yet.
+    fn planned_without_new_stand_ins(&self) -> Vec<NodeId> {
+        let is_new = |n: &&NodeId| self.standing.contains(n) && !self.view_members().contains(n);
+        self.members.iter().filter(|n| !is_new(n)).copied().collect()
+    }
+
     /// The last one that left and is there: it lacks least.
     pub(crate) fn returning(&self, is_there: impl Fn(&NodeId) -> bool) -> Option<NodeId> {
         self.away.iter().rev().copied().find(|n| is_there(n) && !self.members.contains(n))
@@ -100,7 +107,12 @@ impl Shard {
 
     /// True if nobody learns but members that were away: these lack little.
     pub(crate) fn only_returns(&self) -> bool {
-        self.joining.iter().all(|n| self.away.contains(n))
+        self.learners().all(|n| self.away.contains(n))
+    }
+
+    /// True if somebody learns everything.
+    pub(crate) fn is_learned(&self) -> bool {
+        !self.only_returns()
     }
 }
 
@@ -119,8 +131,11 @@ impl State {
         let is_whole = |n: &NodeId| shard.has_all(n, of_all) || mutant == Some(Mutant::LearnersStay);
         let whole: Vec<NodeId> = of_view.iter().copied().filter(|n| is_there(n) && is_whole(n)).collect();
         let quorum = volume.quorum(of_view.len());
+        // Who stands in answers as others do, where anybody is left that has everything (V21).
+        let standing = of_view.iter().filter(|n| is_there(n) && shard.standing.contains(n)).count();
+        let answering = if whole.is_empty() { 0 } else { whole.len() + standing };
         // After a rebuild of the control state one that was never started is not there, either.
-        if of_view.iter().all(is_there) || whole.len() >= quorum {
+        if of_view.iter().all(is_there) || answering >= quorum {
             return None;
         }
         let least = if mutant == Some(Mutant::LeavesBelowLeast) { 1 } else { usize::from(volume.min_copies).max(1) };
@@ -151,6 +166,26 @@ impl State {
         shard.grows().then(|| shard.members.iter().filter(stays).copied().collect())
     }
 
+    /// The chain of the active view again, those that are there first, if stand-ins were to come to it, and another member has failed
+    /// before their view is active: it would wait for them to learn (V21).
+    fn chain_without_new_stand_ins(
+        &self,
+        volume: &Volume,
+        shard: &Shard,
+        failed: &BTreeSet<NodeId>,
+    ) -> Option<Vec<NodeId>> {
+        let is_there = |n: &NodeId| !failed.contains(n) && self.node(*n).is_some_and(|n| n.start.0 > 0);
+        let (quorum, plan) = (volume.quorum(shard.members.len()), shard.planned_without_new_stand_ins());
+        if plan.len() == shard.members.len() || plan.iter().filter(|n| is_there(n)).count() >= quorum {
+            return None;
+        }
+        let learns = |n: &NodeId| shard.joining.contains(n) || shard.learning.contains(n);
+        let mut chain = shard.active_members.clone();
+        chain.sort_by_key(|n| (learns(n), !is_there(n)));
+        let may_lead = |head: &NodeId| is_there(head) && !learns(head);
+        chain.first().is_some_and(may_lead).then_some(chain).filter(|_| shard.forced.is_none())
+    }
+
     /// Shards whose chains become shorter when these nodes have failed, with what is left of them: those of which nothing can
     /// be answered (V11), and those to which a failed one was to come (V14).
     #[must_use]
@@ -164,7 +199,8 @@ impl State {
     pub fn leavers_with(&self, failed: &BTreeSet<NodeId>, mutant: Option<Mutant>) -> Vec<Leaving> {
         let of = |v: &Volume, s: &Shard| {
             let coming = || self.chain_of_those_coming(s, failed).filter(|_| mutant != Some(Mutant::ComingHoldsUp));
-            let chain = self.chain_of_whole(v, s, failed, mutant).or_else(coming)?;
+            let undone = || self.chain_without_new_stand_ins(v, s, failed);
+            let chain = self.chain_of_whole(v, s, failed, mutant).or_else(coming).or_else(undone)?;
             let is_other = chain != s.members;
             is_other.then_some(Leaving { shard: v.shard_id(s.index), head: s.head()?, chain })
         };
@@ -179,14 +215,15 @@ impl State {
         let (volume, shard) = (self.volume(id.volume)?, self.shard(id)?);
         let of_all = Counts::of(volume, shard).is_of_all;
         let is_of_view = |n: &NodeId| shard.active_members.contains(n);
-        let is_shorter = shard.members.len() < shard.active_members.len() && shard.members.iter().all(is_of_view);
+        let plan = shard.planned_without_new_stand_ins();
+        let is_shorter = plan.len() < shard.active_members.len() && plan.iter().all(is_of_view);
         if shard.active.0 == 0 || shard.forced.is_some() || !is_shorter {
             return None;
         }
         let is_there = |n: &NodeId| !failed.contains(n) && self.node(*n).is_some_and(|n| n.start.0 > 0);
         let is_back = |n: &&NodeId| is_there(n) && shard.has_all(n, of_all) && !shard.members.contains(n);
         let back: Vec<NodeId> = shard.active_members.iter().filter(is_back).copied().collect();
-        let chain = [&back, &shard.members[..]].concat();
+        let chain = [&back, &plan[..]].concat();
         (!back.is_empty()).then_some(Leaving { shard: id, head: shard.head()?, chain })
     }
 

@@ -154,6 +154,10 @@ pub struct Shard {
     /// V13). One that is a member again stays here until it has everything.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub away: Vec<NodeId>,
+    /// Members that are joining and stand in for nodes that are away: they learn nothing for as long as these have their places (rule
+    /// V21). The first that came first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub standing: Vec<NodeId>,
     /// Members of the active view that were joining when it became active, and are not known to have everything of it
     /// yet. The starts of their nodes were known by then, so an empty log of theirs is not one that was lost (V2, V8).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -186,6 +190,7 @@ impl Shard {
             joining: Vec::new(),
             keepers: Vec::new(),
             away: Vec::new(),
+            standing: Vec::new(),
             learning: Vec::new(),
             unseen: Vec::new(),
             forced: None,
@@ -239,6 +244,8 @@ impl Shard {
             && self.away.iter().all(|n| !self.members.contains(n) || self.joining.contains(n))
             && self.learning.iter().chain(&self.unseen).all(|n| self.view_members().contains(n))
             && self.joining.iter().all(|n| self.members.contains(n))
+            && is_chain(&self.standing)
+            && self.standing.iter().all(|n| self.joining.contains(n))
             && self.joining.len() < self.members.len()
             && !self.keepers.iter().any(|n| self.members.contains(n))
             && self.forced.as_ref().is_none_or(is_word)

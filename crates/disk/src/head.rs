@@ -168,7 +168,7 @@ impl Head {
             quorum: 1,
             min_copies: 1,
             generation: Generation(0),
-            members: vec![Member { node: NODE, start }],
+            members: vec![Member { node: NODE, start, early: false }],
             shared: None,
             volume: None,
         };

@@ -74,7 +74,8 @@ impl Bench {
     fn answer(&mut self, to: Peer, message: Message) {
         let message = match message {
             Message::Attach { generation, .. } => {
-                let members = (1..=3).map(|n| Member { node: NodeId(n), start: StartNumber(1) }).collect();
+                let members =
+                    (1..=3).map(|n| Member { node: NodeId(n), start: StartNumber(1), early: false }).collect();
                 let body = ViewBody {
                     pred: ViewNumber(0),
                     seal_sequence: Sequence(0),

@@ -20,6 +20,8 @@ pub struct Member {
     pub node: NodeId,
     /// Start number of the node when the view was made; binding for the head (W2).
     pub start: StartNumber,
+    /// It may count in the view before it has everything of the views in front of it (rule V16).
+    pub early: bool,
 }
 
 /// How the secret of a view is shared among its members (design note 17).
@@ -87,6 +89,16 @@ pub(crate) struct MemberFixed {
 }
 const _: () = assert!(size_of::<MemberFixed>() == 96);
 
+impl MemberFixed {
+    fn read(&self) -> Member {
+        let early = self.flags.get() & MEMBER_EARLY != 0;
+        Member { node: NodeId(self.node.get()), start: StartNumber(self.start.get()), early }
+    }
+}
+
+/// Flag of a member that may count early.
+const MEMBER_EARLY: u64 = 1;
+
 /// Behind the members of a view whose secret is shared.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -135,7 +147,8 @@ impl ViewBody {
         for (i, m) in self.members.iter().enumerate() {
             let slice = self.shared.as_ref().and_then(|s| s.slices.get(i)).copied().unwrap_or_default().0;
             let (node, start) = (m.node.0.into(), m.start.0.into());
-            let m = MemberFixed { node, start, flags: 0.into(), slice, reserved: [0; 23] };
+            let flags = if m.early { MEMBER_EARLY } else { 0 }.into();
+            let m = MemberFixed { node, start, flags, slice, reserved: [0; 23] };
             out.extend_from_slice(m.as_bytes());
         }
         if let Some(s) = &self.shared {
@@ -171,6 +184,13 @@ impl ViewBody {
     /// Whether a body describes the volume.
     pub(crate) fn names_volume(body: &[u8]) -> bool {
         ViewFixed::ref_from_prefix(body).is_ok_and(|(f, _)| f.flags.get() & VIEW_VOLUME != 0)
+    }
+
+    /// True if a body has members that may count early.
+    pub(crate) fn names_early(body: &[u8]) -> bool {
+        let Ok((fixed, rest)) = ViewFixed::ref_from_prefix(body) else { return false };
+        let members = <[MemberFixed]>::ref_from_prefix_with_elems(rest, fixed.members.get() as usize);
+        members.is_ok_and(|(m, _)| m.iter().any(|m| m.flags.get() & MEMBER_EARLY != 0))
     }
 
     /// True if a body names a branch.
@@ -212,10 +232,7 @@ impl ViewBody {
             quorum: fixed.quorum,
             min_copies: fixed.min_copies,
             generation: Generation(fixed.generation.get()),
-            members: members
-                .iter()
-                .map(|m| Member { node: NodeId(m.node.get()), start: StartNumber(m.start.get()) })
-                .collect(),
+            members: members.iter().map(MemberFixed::read).collect(),
             shared,
             volume: volume.map(VolumeDescription::of).transpose()?.map(Box::new),
         })
@@ -367,6 +384,9 @@ pub struct MarkBody {
     pub lost: Vec<Version>,
     /// Where the shard begins, if it is a clone's that reads from its parent what it does not have.
     pub fork: Option<Fork>,
+    /// Frames behind the first and up to the second were never in this log, nor what they brought: it began behind them
+    /// (rule V17). The newest mark says how it is.
+    pub absent: Option<(Sequence, Sequence)>,
     /// Closed views of which the log still has frames, in order, so that the frames can be audited when those that
     /// published the secrets are given up.
     pub closed: Vec<ClosedView>,
@@ -536,6 +556,24 @@ impl ForkFixed {
     }
 }
 
+/// Frames of which a mark says that they were never in its log.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct AbsentFixed {
+    pub(crate) since: U64,
+    pub(crate) upto: U64,
+}
+const _: () = assert!(size_of::<AbsentFixed>() == ABSENT_BYTES);
+
+impl AbsentFixed {
+    fn of((since, upto): &(Sequence, Sequence)) -> Self {
+        Self { since: since.0.into(), upto: upto.0.into() }
+    }
+}
+
+/// Bytes of the word of frames that were never there in a mark.
+pub const ABSENT_BYTES: usize = 16;
+
 const MARK_DELETED: u32 = 1;
 const MARK_SUSPECT: u32 = 2;
 const MARK_WHOLE: u32 = 4;
@@ -545,6 +583,7 @@ const MARK_WHOLE_PAST: u32 = 32;
 const MARK_FORK: u32 = 64;
 const MARK_LOST: u32 = 128;
 const MARK_FLAT: u32 = 256;
+const MARK_ABSENT: u32 = 512;
 
 impl MarkBody {
     fn tells_learned(&self) -> bool {
@@ -566,6 +605,7 @@ impl MarkBody {
             (self.fork.is_some(), MARK_FORK),
             (!self.lost.is_empty(), MARK_LOST),
             (self.flat.is_some(), MARK_FLAT),
+            (self.absent.is_some(), MARK_ABSENT),
         ];
         bits.iter().filter(|(set, _)| *set).fold(0, |flags, (_, bit)| flags | bit)
     }
@@ -639,6 +679,7 @@ impl MarkBody {
             };
             out.extend_from_slice(learned.as_bytes());
         }
+        self.absent.iter().for_each(|absent| out.extend_from_slice(AbsentFixed::of(absent).as_bytes()));
         out
     }
 
@@ -660,6 +701,11 @@ impl MarkBody {
     /// True if a body says that its shard has all that it read from its parents.
     pub(crate) fn names_flat(body: &[u8]) -> bool {
         MarkFixed::ref_from_prefix(body).is_ok_and(|(f, _)| f.flags.get() & MARK_FLAT != 0)
+    }
+
+    /// True if a body names frames that were never in its log.
+    pub(crate) fn names_absent(body: &[u8]) -> bool {
+        MarkFixed::ref_from_prefix(body).is_ok_and(|(f, _)| f.flags.get() & MARK_ABSENT != 0)
     }
 
     /// True if a body names versions that are lost to clones.
@@ -687,6 +733,7 @@ impl MarkBody {
             .map_err(|_| cut("mark's request table is cut short"))?;
         let (entries, rest) = <[EntryFixed]>::ref_from_prefix_with_elems(rest, fixed.entries.get() as usize)
             .map_err(|_| cut("mark's request table is cut short"))?;
+        let (rest, absent) = Self::absent_behind(rest, fixed.flags.get())?;
         let (rest, learned) = match fixed.flags.get() & MARK_LEARNED {
             0 => (rest, None),
             _ => LearnedFixed::ref_from_suffix(rest)
@@ -742,6 +789,7 @@ impl MarkBody {
             whole_past: fixed.flags.get() & MARK_WHOLE_PAST != 0,
             lost,
             fork,
+            absent,
             closed: closed.iter().map(ClosedFixed::read).collect(),
         })
     }
@@ -766,6 +814,20 @@ impl MarkBody {
         match flat.upto.0 < pins::KEPT_MAX && flat.is_possible() {
             true => Ok((rest, Some(flat))),
             false => Err(cut("mark of a flat shard that makes no sense")),
+        }
+    }
+
+    /// The frames that a body says were never in its log, at its end, and the bytes in front of that.
+    fn absent_behind(rest: &[u8], flags: u32) -> Result<(&[u8], Option<(Sequence, Sequence)>)> {
+        if flags & MARK_ABSENT == 0 {
+            return Ok((rest, None));
+        }
+        let (rest, fixed) =
+            AbsentFixed::ref_from_suffix(rest).map_err(|_| cut("mark of a log that begins late is cut short"))?;
+        let (since, upto) = (fixed.since.get(), fixed.upto.get());
+        match since < upto && upto < pins::KEPT_MAX {
+            true => Ok((rest, Some((Sequence(since), Sequence(upto))))),
+            false => Err(cut("mark of a log that begins late and makes no sense")),
         }
     }
 

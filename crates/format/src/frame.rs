@@ -6,8 +6,8 @@
 
 use crate::bodies::{MarkBody, ViewBody};
 use crate::header::{
-    DIGEST_PREFIX, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_FLAT, FEATURE_FORK, FEATURE_GIVEN_UP, FEATURE_HISTORY,
-    FEATURE_LOST, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FEATURES, FRAME_MAGIC, FRAME_VERSION,
+    DIGEST_PREFIX, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_EARLY, FEATURE_FLAT, FEATURE_FORK, FEATURE_GIVEN_UP,
+    FEATURE_HISTORY, FEATURE_LOST, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FEATURES, FRAME_MAGIC, FRAME_VERSION,
 };
 use crate::{
     ExtentDesc, ExtentKind, FrameDigest, FrameHeader, FrameKind, PinUpdate, UpdateDesc, UpdateKind, block_crc, crc32c,
@@ -158,6 +158,10 @@ impl FrameHead {
         let has_volume = header.frame_kind() == FrameKind::View && ViewBody::names_volume(head.body());
         if has_volume != (header.features.get() & FEATURE_VOLUME != 0) {
             return Err(corrupt("a view frame that says wrongly whether it describes the volume"));
+        }
+        let has_early = header.frame_kind() == FrameKind::View && ViewBody::names_early(head.body());
+        if header.frame_kind() == FrameKind::View && has_early != (header.features.get() & FEATURE_EARLY != 0) {
+            return Err(corrupt("a view frame that says wrongly whether it has members that count early"));
         }
         let has_branch = header.frame_kind() == FrameKind::View && ViewBody::names_branch(head.body());
         if has_branch != (header.features.get() & FEATURE_BRANCH != 0) {
@@ -590,7 +594,13 @@ impl FrameBuilder {
         let fork = kind == FrameKind::Mark && MarkBody::names_fork(body);
         let lost = kind == FrameKind::Mark && MarkBody::names_lost(body);
         let flat = kind == FrameKind::Mark && MarkBody::names_flat(body);
+        let early = match kind {
+            FrameKind::Mark => MarkBody::names_absent(body),
+            FrameKind::View => ViewBody::names_early(body),
+            _ => false,
+        };
         let bits = [
+            (early, FEATURE_EARLY),
             (history, FEATURE_HISTORY),
             (flat, FEATURE_FLAT),
             (fork, FEATURE_FORK),

@@ -33,6 +33,9 @@ pub const FEATURE_LOST: u32 = 512;
 /// Feature bit of a mark of a clone's shard that reads from no parent any more. A reader without it would not miss what is lost of
 /// that.
 pub const FEATURE_FLAT: u32 = 1024;
+/// Feature bit of a mark of a log that begins in the middle, and of the frame of a view whose members may have such logs. A reader
+/// without it would take what lies before for zeroes.
+pub const FEATURE_EARLY: u32 = 2048;
 /// All feature bits that this version knows.
 pub(crate) const FEATURES: u32 = FEATURE_PINS
     | FEATURE_SHARED
@@ -43,7 +46,8 @@ pub(crate) const FEATURES: u32 = FEATURE_PINS
     | FEATURE_HISTORY
     | FEATURE_FORK
     | FEATURE_LOST
-    | FEATURE_FLAT;
+    | FEATURE_FLAT
+    | FEATURE_EARLY;
 /// Bytes of the header that the digest covers; behind them come the hashes themselves.
 pub const DIGEST_PREFIX: usize = 112;
 

@@ -4,8 +4,8 @@
 //! Invariant: every fixed struct of this crate is here, with all its fields, in order and without a gap.
 
 use crate::bodies::{
-    AttachFixed, CarryFixed, ClosedFixed, EntryFixed, FlatFixed, FloorFixed, ForkFixed, KeptFixed, LearnedFixed,
-    LostFixed, MarkFixed, MemberFixed, SharedFixed, ViewFixed,
+    AbsentFixed, AttachFixed, CarryFixed, ClosedFixed, EntryFixed, FlatFixed, FloorFixed, ForkFixed, KeptFixed,
+    LearnedFixed, LostFixed, MarkFixed, MemberFixed, SharedFixed, ViewFixed,
 };
 use crate::description::VolumeFixed;
 use crate::disk::{
@@ -85,6 +85,7 @@ layouts! {
     ClosedFixed { view, published, secret }
     LostFixed { versions, reserved }
     FlatFixed { upto, from_append, to_append }
+    AbsentFixed { since, upto }
     ForkFixed { volume, index, reserved, snapshot, version, sequence }
     KeptFixed { as_of, whole_from }
     LearnedFixed { since, upto, from_append }

@@ -19,16 +19,16 @@ mod token;
 pub mod wire;
 
 pub use bodies::{
-    AttachBody, CARRY_ENTRY_BYTES, CLOSED_VIEW_BYTES, CarryBody, CarryEntry, ClosedView, FLAT_BYTES, FORK_BYTES, Flat,
-    LOST_VERSION_BYTES, MarkBody, Member, RequestEntry, RequestFloor, Requests, ViewBody, ViewSecret,
+    ABSENT_BYTES, AttachBody, CARRY_ENTRY_BYTES, CLOSED_VIEW_BYTES, CarryBody, CarryEntry, ClosedView, FLAT_BYTES,
+    FORK_BYTES, Flat, LOST_VERSION_BYTES, MarkBody, Member, RequestEntry, RequestFloor, Requests, ViewBody, ViewSecret,
 };
 pub use crc::{block_crc, block_crcs, crc32c, is_zero};
 pub use description::VolumeDescription;
 pub use frame::{Extent, Frame, FrameBefore, FrameBuilder, FrameHead, FrameMeta, Update, UpdateDraft};
 pub use header::{
-    ExtentDesc, ExtentKind, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_FLAT, FEATURE_FORK, FEATURE_GIVEN_UP,
-    FEATURE_HISTORY, FEATURE_LOST, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FRAME_MAGIC, FrameHeader, FrameKind,
-    UpdateDesc, UpdateKind,
+    ExtentDesc, ExtentKind, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_EARLY, FEATURE_FLAT, FEATURE_FORK,
+    FEATURE_GIVEN_UP, FEATURE_HISTORY, FEATURE_LOST, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FRAME_MAGIC,
+    FrameHeader, FrameKind, UpdateDesc, UpdateKind,
 };
 pub use lost::{LOST_MAGIC, is_lost_block, lost_block};
 pub use packed::{pack, packed_len_max, unpack};

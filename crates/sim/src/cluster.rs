@@ -172,6 +172,7 @@ impl Cluster {
             segment_bytes: config.segment_bytes,
             has_keys: config.has_keys,
             mutant: mutants.chain,
+            early_pause: config.early_pause,
             drift: config.clocks_drift.then_some(seed),
             has_small_maps: config.has_small_maps,
         };

@@ -150,6 +150,8 @@ pub struct Config {
     pub clocks_drift: bool,
     /// Nodes do nothing worse than die, or stand still: clients get their answers soon where enough of them are up.
     pub is_watched: bool,
+    /// Members wait so long before each piece that they learn of what they lack.
+    pub early_pause: Nanos,
     /// Memory for maps is short: these and their history are in runs.
     pub has_small_maps: bool,
     /// The parts that were left out.
@@ -170,6 +172,10 @@ const SHORTER_SHARE: f64 = 0.25;
 const SHORTER_SALT: u64 = 11_509;
 /// Draws the runs in which nodes are emptied.
 const DRAIN_SALT: u64 = 44;
+/// The share of the runs in which members count early, and for long.
+const EARLY_SHARE: f64 = 0.06;
+/// Chosen so that no seed that is kept, or that notices a mutant, became one of them.
+const EARLY_SALT: u64 = 47;
 /// Requests of a volume's clients in the runs in which it is watched that they are answered.
 const WATCHED_REQUESTS: u64 = 4000;
 /// Such a run may take this much longer to get well: a command is tried for ten seconds before it is given up.
@@ -214,6 +220,7 @@ impl Config {
             .with_snapshots()
             .with_shorter_chains()
             .with_drains()
+            .with_early_members()
     }
 
     /// A device that is full moves nearly all that it has before it knows what more it takes, and a disk that needs a
@@ -288,6 +295,7 @@ impl Config {
             gone: Nanos(u64::MAX),
             clocks_drift: Rng::fork(seed, 11).chance(0.5),
             is_watched: false,
+            early_pause: Nanos(0),
             has_small_maps: Rng::fork(seed, 41).chance(0.25),
             less: Less::default(),
         }
@@ -453,6 +461,32 @@ impl Config {
         self.load = self.load.plus(Nanos::from_millis(4000));
         self.until = self.load;
         if self.has_keys && luck.chance(0.5) { self.watched(&mut luck) } else { self }
+    }
+
+    /// In some runs nodes to spare take the places of others soon, and learn what they lack slowly, so that they count early for
+    /// long. Meanwhile others die, go away or stand still, and come back in the middle.
+    fn with_early_members(mut self) -> Self {
+        let mut luck = Rng::fork(self.seed, EARLY_SALT);
+        let can = self.has_keys && !self.has_seats && !matches!(self.profile, "calm" | "rot" | "tight");
+        if !luck.chance(EARLY_SHARE) || !can {
+            return self;
+        }
+        let drain_node = self.odds.drain_node;
+        self = self.with_spare_nodes(&mut luck).watched(&mut luck);
+        self.profile = "early";
+        for v in &mut self.volumes {
+            (v.copies, v.ack) = (3, Ack::Majority);
+        }
+        let mut some = |most: f64| most * luck.below(1000) as f64 / 1000.0;
+        self.odds.leave_node = 0.2 + some(0.4);
+        self.odds.pause_long = 0.1 + some(0.4);
+        self.odds.kill_node = 0.2 + some(0.6);
+        self.odds.fail_over = some(0.3);
+        self.odds.drain_node = drain_node;
+        self.early_pause = Nanos(luck.spread(200_000_000, 5_000_000_000));
+        self.load = self.load.plus(Nanos::from_millis(5000));
+        self.until = self.load;
+        self
     }
 
     /// All else is as it should be, and clients have something to ask to the end.

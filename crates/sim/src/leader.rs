@@ -133,6 +133,7 @@ impl Leader {
             Command::ReplaceMembers { .. } => "members of nodes that are gone replaced",
             Command::ExtendChains { .. } => "short chains extended",
             Command::LeaveChains { .. } => "chains made shorter",
+            Command::StandIn { .. } => "nodes that stand in",
             Command::DrainChains { .. } => "chains drained",
             _ => "heads that were late replaced",
         });

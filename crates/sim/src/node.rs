@@ -48,6 +48,8 @@ pub struct Shared {
     /// All have named host keys: views have slices, and other members can become head.
     pub has_keys: bool,
     pub mutant: Option<Mutant>,
+    /// Before each piece that a member learns of what it lacks.
+    pub early_pause: Nanos,
     /// Where the rates of clocks come from; `None`: all run alike.
     pub drift: Option<u64>,
     pub has_small_maps: bool,
@@ -548,6 +550,7 @@ impl Life {
             workers: workers_of(&self.plane.state()),
             node_secret: Hash32([node.id.0 as u8; 32]),
             host_key,
+            early_pause: shared.early_pause,
             mutant: shared.mutant,
         };
         let offset = Nanos(crate::rng::mix(node.id.0 ^ start.0 << 8) >> 20);

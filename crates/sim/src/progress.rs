@@ -6,6 +6,7 @@
 
 use crate::cluster::Cluster;
 use crate::timing;
+use freebs_chain::ShardStatus;
 use freebs_control::{Shard, Volume};
 use freebs_types::{Nanos, NodeId, ShardId, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,6 +47,16 @@ fn may_go_on(volume: &Volume, shard: &Shard, up: &BTreeSet<NodeId>) -> bool {
     is_known && whole >= usize::from(volume.min_copies).max(1) && there.count() + quorum > members.len()
 }
 
+/// True if enough members hold the active view, one at least that has everything and perhaps others that count early, and no other
+/// view is to follow (V16).
+fn goes_on(volume: &Volume, shard: &Shard, up: &BTreeSet<NodeId>, of: &[(NodeId, ShardStatus)]) -> bool {
+    let holds = |n: &NodeId| up.contains(n) && of.iter().any(|(m, r)| m == n && r.view >= shard.active);
+    let there: Vec<&NodeId> = shard.members.iter().filter(|n| holds(n)).collect();
+    let is_known = shard.active.0 > 0 && shard.forced.is_none() && shard.unseen.is_empty();
+    let is_whole = there.iter().any(|n| !shard.joining.contains(n));
+    is_known && is_whole && shard.active_members.is_empty() && there.len() >= volume.quorum(shard.members.len())
+}
+
 /// A shard that has not all its copies, or one that does not have everything, or a member that is still to leave, if there is one. Nobody but a leader gives it any;
 /// and a device that is full may have no room for them.
 #[must_use]
@@ -79,15 +90,17 @@ impl Seen {
             self.since.clear();
         }
         (self.up, self.leader) = (up, leader);
-        let volumes = c.control.volumes();
+        let (volumes, statuses) = (c.control.volumes(), c.statuses());
         for v in volumes.iter().filter(|_| leads) {
             for s in &v.shards {
                 let id = v.shard_id(s.index);
                 let mut members = s.members.iter().chain(s.view_members());
-                if members.any(|n| fallen.contains(n)) || !may_go_on(v, s, &self.up) {
+                let replicas = statuses.get(&id).map_or(&[][..], |r| r);
+                let may = may_go_on(v, s, &self.up) || goes_on(v, s, &self.up, replicas);
+                if members.any(|n| fallen.contains(n)) || !may {
                     self.since.remove(&id);
                 }
-                if may_go_on(v, s, &self.up) {
+                if may {
                     self.since.entry(id).or_insert(now);
                 }
             }
@@ -98,7 +111,7 @@ impl Seen {
             self.longest = self.longest.max(waited);
             if waited > timing::PROGRESS_MOST {
                 let text = format!("volume {} answers nothing for {} ms", g.volume, waited.millis());
-                c.world.violation(format!("{text}, and {:?} are up, which are enough (V11)", self.up));
+                c.world.violation(format!("{text}, and {:?} are up, which are enough (V11, V16)", self.up));
             }
         }
     }

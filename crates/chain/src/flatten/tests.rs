@@ -68,6 +68,7 @@ fn news(shard: ShardId, fork: Fork) -> ShardInfo {
         generation: Generation(0),
         has_keys: true,
         joining: Vec::new(),
+        standing: Vec::new(),
         view_members: [2, 1].map(NodeId).to_vec(),
         volume: None,
         forced: None,

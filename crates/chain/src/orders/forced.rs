@@ -152,6 +152,7 @@ fn coming(least: Option<u64>) -> ShardInfo {
     ShardInfo {
         members: [3, 2].map(NodeId).to_vec(),
         joining: vec![NodeId(2)],
+        standing: Vec::new(),
         view_members: [1, 3].map(NodeId).to_vec(),
         active: ViewNumber(1),
         known: ViewNumber(1),
@@ -474,6 +475,8 @@ fn a_log_that_gave_frames_up_feeds_no_other() {
     let asked = |s: &mut Scene| {
         let (shard, view, map_since, until) = (s.r.id, ViewNumber(1), Sequence(2), Sequence(4));
         let r = SyncRequest {
+            early: false,
+            lacks: false,
             shard,
             view,
             id: 9,

@@ -90,6 +90,7 @@ impl Node {
             pred_quorum: 2,
             pred_learning: Vec::new(),
             pred_unseen: Vec::new(),
+            joining: Vec::new(),
             forced: None,
             generation: Generation(0),
             keys: BTreeMap::new(),

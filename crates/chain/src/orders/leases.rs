@@ -237,7 +237,8 @@ fn leases_of_a_view_whose_quorums_need_not_meet_are_reckoned_with() {
         let (mut s, mut c) = attached();
         s.pass(5000);
         s.mutant = mutant;
-        let members = |n| (1..=n).map(|n| Member { node: NodeId(n), start: StartNumber(1) }).collect::<Vec<_>>();
+        let members =
+            |n| (1..=n).map(|n| Member { node: NodeId(n), start: StartNumber(1), early: false }).collect::<Vec<_>>();
         if let Some(v) = &mut s.r.view {
             (v.body.members, v.body.quorum) = (members(before), before as u8 / 2 + 1);
         }

@@ -63,6 +63,7 @@ impl Node {
             generation: Generation(0),
             has_keys: false,
             joining: Vec::new(),
+            standing: Vec::new(),
             view_members: Vec::new(),
             volume: None,
             forced: None,

@@ -72,6 +72,8 @@ fn who_seals_nothing_is_fed_by_map_though_it_has_frames_of_the_active_view() {
     s.durable(3);
     assert!(s.r.is_opening_head());
     let request = SyncRequest {
+        early: false,
+        lacks: false,
         shard: SHARD,
         view: ViewNumber(2),
         id: 8,
@@ -253,6 +255,8 @@ fn an_opening_head_feeds_by_map_who_need_not_cut() {
         s.r.info = Some(ShardInfo { active: ViewNumber(2), known: ViewNumber(2), ..info(1024) });
         let name = |sequence| FrameName { view: ViewNumber(view), sequence: Sequence(sequence), ..genesis() };
         let request = SyncRequest {
+            early: false,
+            lacks: false,
             shard: SHARD,
             view: ViewNumber(2),
             id: 8,
@@ -282,6 +286,8 @@ fn a_committed_frame_that_cannot_be_read_is_given_by_map() {
         s.durable(3);
         s.r.committed = Sequence(2);
         let request = SyncRequest {
+            early: false,
+            lacks: false,
             shard: SHARD,
             view: ViewNumber(2),
             id: 8,
@@ -450,6 +456,7 @@ fn a_head_wants_links_to_all_that_may_seal() {
         generation: Generation(0),
         has_keys: true,
         joining: vec![NodeId(2)],
+        standing: Vec::new(),
         view_members: [4, 1, 3].map(NodeId).to_vec(),
         volume: None,
         forced: None,

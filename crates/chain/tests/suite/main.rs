@@ -46,6 +46,7 @@ impl Member {
             workers,
             node_secret: Hash32([n as u8; 32]),
             host_key: host_key(n),
+            early_pause: Nanos(0),
             mutant,
         };
         Self {
@@ -165,6 +166,7 @@ impl Story {
             generation: self.generation,
             has_keys: self.chain.iter().all(|n| self.keys.contains_key(n)),
             joining: self.joining.clone(),
+            standing: Vec::new(),
             view_members: self.view_members().to_vec(),
             volume: self.volume.clone().map(Arc::new),
             forced: self.forced.clone(),
@@ -246,6 +248,7 @@ impl Story {
             pred_quorum: self.seals_with.map_or(self.quorum, |n| self.view_members().len() as u8 + 1 - n),
             pred_learning: self.learning.clone(),
             pred_unseen: Vec::new(),
+            joining: Vec::new(),
             forced: self.forced.clone(),
             generation: self.generation,
             keys: self.keys.clone(),

@@ -13,6 +13,7 @@ mod reach;
 mod returns;
 mod sim;
 mod slow;
+mod standing;
 mod store;
 #[path = "../../../format/tests/suite/tables.rs"]
 mod tables;

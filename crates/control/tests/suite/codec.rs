@@ -102,7 +102,7 @@ fn commands_of_joining() -> [Command; 8] {
 }
 
 /// The forms with the highest numbers.
-fn last_commands() -> [Command; 21] {
+fn last_commands() -> [Command; 22] {
     let shard = ShardId::new(7, 3);
     [
         Command::ExtendChains { away: vec![(NodeId(2), StartNumber(9)), (NodeId(3), StartNumber(1))], waited: vec![] },
@@ -158,6 +158,7 @@ fn last_commands() -> [Command; 21] {
             away: vec![(NodeId(2), StartNumber(9)), (NodeId(3), StartNumber(1))],
             waited: vec![(NodeId(3), StartNumber(1))],
         },
+        Command::StandIn { failed: vec![(NodeId(2), StartNumber(9))], away: vec![(NodeId(3), StartNumber(1))] },
     ]
 }
 
@@ -270,6 +271,7 @@ fn golden_bytes_of_results() {
         "0d4d00000000000000",
         "284d000000000000000400000000000000",
         "00020f00736f6d65626f647920686173206974",
+        "3101 02000000000000000900000000000000 01 03000000000000000100000000000000",
     ];
     assert_eq!(all, known);
 }

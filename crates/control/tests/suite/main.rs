@@ -15,6 +15,7 @@ mod removal;
 mod retained;
 mod shorter;
 mod snapshots;
+mod standing;
 mod state;
 #[path = "../../../format/tests/suite/tables.rs"]
 mod tables;

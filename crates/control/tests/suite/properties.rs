@@ -64,6 +64,11 @@ fn of_nodes() -> impl Strategy<Value = Command> {
             let waited = away.iter().skip(1).copied().collect();
             Command::ExtendChains { away, waited }
         }),
+        proptest::collection::vec((0u64..6, 0u64..4), 0..3).prop_map(|nodes| {
+            let mut failed: Vec<_> = nodes.into_iter().map(|(n, s)| (NodeId(n), StartNumber(s))).collect();
+            let away = failed.split_off(failed.len().min(2));
+            Command::StandIn { failed, away }
+        }),
         (proptest::collection::vec((0u64..6, 0u64..4), 0..4), 0u64..8).prop_map(|(nodes, view)| Command::LeaveChains {
             failed: nodes.into_iter().map(|(n, s)| (NodeId(n), StartNumber(s))).collect(),
             shards: (view < 3).then_some((ShardId::new(1, 0), ViewNumber(view))).into_iter().collect(),
@@ -247,6 +252,9 @@ fn aim(s: &State, c: Command, aim: bool) -> Command {
         Command::ExtendChains { away, waited } => {
             Command::ExtendChains { away: at_present(s, away), waited: at_present(s, waited) }
         }
+        Command::StandIn { failed, away } => {
+            Command::StandIn { failed: at_present(s, failed), away: at_present(s, away) }
+        }
         Command::LeaveChains { failed, shards } => {
             let active = |(id, view)| (id, s.shard(id).map_or(view, |s| s.active));
             Command::LeaveChains { failed: at_present(s, failed), shards: shards.into_iter().map(active).collect() }
@@ -298,6 +306,8 @@ struct Seen {
     members: BTreeMap<(ShardId, ViewNumber), BTreeSet<NodeId>>,
     /// Shards that went on without lost members, by force or not, and those whose chains became shorter.
     recovered: BTreeSet<ShardId>,
+    /// Shards in which nodes stood in.
+    stood: BTreeSet<ShardId>,
     /// Newest branches.
     branches: BTreeMap<ShardId, (ViewNumber, Sequence)>,
     revision: u64,
@@ -320,6 +330,7 @@ impl Seen {
         }
         assert!(sh.away.iter().all(|n| !sh.members.contains(n) || sh.joining.contains(n)), "V13");
         assert!(sh.away.is_empty() || sh.active.0 > 0, "V13");
+        assert!(sh.standing.iter().all(|n| sh.joining.contains(n)), "V21");
         let holders = sh.members.iter().chain(&sh.active_members).chain(&sh.keepers);
         // A clone has something to keep from the start.
         let has_past = sh.active.0 > 0 || is_clone;
@@ -358,11 +369,16 @@ impl Seen {
             assert!(v.size >= *self.sizes.entry(v.id).or_default());
             self.sizes.insert(v.id, v.size);
             check_clone(s, v);
+            let has_standing = |s: &&Shard| !s.standing.is_empty();
+            self.stood.extend(v.shards.iter().filter(has_standing).map(|s| v.shard_id(s.index)));
             let lengths = usize::from(v.min_copies)..=usize::from(v.copies);
+            // Who is back comes before its stand-in leaves (V21).
+            let has_both =
+                |s: &Shard| s.members.len() == lengths.end() + 1 && self.stood.contains(&v.shard_id(s.index));
             // Only a chain that was recovered, or left by failed members, may be shorter than the volume is to have it.
             let is_long =
                 |s: &Shard| s.members.len() == *lengths.end() || self.recovered.contains(&v.shard_id(s.index));
-            assert!(v.shards.iter().all(|s| lengths.contains(&s.members.len()) && is_long(s)), "V1");
+            assert!(v.shards.iter().all(|s| has_both(s) || (lengths.contains(&s.members.len()) && is_long(s))), "V1");
             for sh in &v.shards {
                 let id = v.shard_id(sh.index);
                 let (highest, active) = self.views.entry(id).or_default();

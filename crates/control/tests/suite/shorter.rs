@@ -5,14 +5,14 @@ use freebs_control::{Ack, Command, CreateVolume, Mutant, Shard, State, limits};
 use freebs_types::{ClusterId, NodeId, ShardId, StartNumber, ViewNumber, VolumeId};
 use std::collections::BTreeSet;
 
-const SHARD: ShardId = ShardId::new(1, 0);
-const CLUSTER: ClusterId = ClusterId([7; 16]);
+pub const SHARD: ShardId = ShardId::new(1, 0);
+pub const CLUSTER: ClusterId = ClusterId([7; 16]);
 
-fn ids(of: &[u64]) -> Vec<NodeId> {
+pub fn ids(of: &[u64]) -> Vec<NodeId> {
     of.iter().copied().map(NodeId).collect()
 }
 
-fn starts(of: &[u64]) -> Vec<(NodeId, StartNumber)> {
+pub fn starts(of: &[u64]) -> Vec<(NodeId, StartNumber)> {
     of.iter().map(|n| (NodeId(*n), StartNumber(1))).collect()
 }
 
@@ -22,7 +22,7 @@ fn register(node: u64, start: u64) -> Command {
 }
 
 /// A volume of this many copies, the first view of which is active.
-fn volume(nodes: u64, copies: u8, ack: Ack, min_copies: u8) -> State {
+pub fn volume(nodes: u64, copies: u8, ack: Ack, min_copies: u8) -> State {
     let mut s = State::new(CLUSTER);
     for n in 1..=nodes {
         s.apply(register(n, 1)).unwrap();
@@ -40,12 +40,12 @@ fn volume(nodes: u64, copies: u8, ack: Ack, min_copies: u8) -> State {
     s
 }
 
-fn shard(s: &State) -> Shard {
+pub fn shard(s: &State) -> Shard {
     s.shard(SHARD).unwrap().clone()
 }
 
 /// The head opens the view that follows.
-fn open(s: &mut State) {
+pub fn open(s: &mut State) {
     let sh = shard(s);
     let node = sh.head().unwrap();
     let start = s.node(node).unwrap().start;
@@ -54,22 +54,22 @@ fn open(s: &mut State) {
     s.apply(Command::ActivateView { shard: SHARD, view, generation }).unwrap();
 }
 
-fn leave(failed: &[u64]) -> Command {
+pub fn leave(failed: &[u64]) -> Command {
     Command::LeaveChains { failed: starts(failed), shards: vec![] }
 }
 
 /// Nodes come, while `away` do not and the places of `waited` are kept.
-fn extend(away: &[u64], waited: &[u64]) -> Command {
+pub fn extend(away: &[u64], waited: &[u64]) -> Command {
     Command::ExtendChains { away: starts(away), waited: starts(waited) }
 }
 
-fn complete(s: &mut State, node: u64) {
+pub fn complete(s: &mut State, node: u64) {
     let view = shard(s).active;
     s.apply(Command::MembersComplete { shard: SHARD, view, nodes: ids(&[node]) }).unwrap();
 }
 
 /// The state with this shard in the place of its own.
-fn with(s: &State, change: impl FnOnce(&mut Shard)) -> State {
+pub fn with(s: &State, change: impl FnOnce(&mut Shard)) -> State {
     let mut page = s.changes_since(0);
     change(&mut page.volumes[0].shards[0]);
     let mut changed = State::new(CLUSTER);
@@ -90,7 +90,7 @@ fn spelled_out(n: u64, ack: Ack, min: u64, failed: &BTreeSet<u64>, learning: &BT
     (there.len() as u64 != n && !can_answer && is_long_enough && can_be_sealed).then(|| ids(&whole))
 }
 
-fn subsets(of: std::ops::RangeInclusive<u64>) -> Vec<BTreeSet<u64>> {
+pub fn subsets(of: std::ops::RangeInclusive<u64>) -> Vec<BTreeSet<u64>> {
     let all: Vec<u64> = of.collect();
     let one = |bits: u32| all.iter().enumerate().filter(|(i, _)| bits >> i & 1 == 1).map(|(_, n)| *n).collect();
     (0..1u32 << all.len()).map(one).collect()

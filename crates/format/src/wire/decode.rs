@@ -393,12 +393,15 @@ fn sync(h: &Head, meta: &[u8]) -> Result<SyncRequest> {
         lost: m.flags.get() & s::SYNC_LOST != 0,
         fetch: m.flags.get() & s::SYNC_FETCH != 0,
         past: Version(m.past.get()),
+        early: m.flags.get() & s::SYNC_EARLY != 0,
+        lacks: m.flags.get() & s::SYNC_LACKS != 0,
     })
 }
 
 fn sync_reply(h: &Head, meta: &Bytes, payload: Bytes) -> Result<SyncReply> {
     let (m, rest) = split::<s::SyncReplyMeta>(meta)?;
-    let modes = [SyncMode::Frames, SyncMode::Level, SyncMode::Map, SyncMode::MapEnd, SyncMode::Refused];
+    let modes =
+        [SyncMode::Frames, SyncMode::Level, SyncMode::Map, SyncMode::MapEnd, SyncMode::Refused, SyncMode::State];
     let mode = modes.into_iter().find(|x| *x as u8 == m.mode);
     Ok(SyncReply {
         shard: h.shard,

@@ -244,7 +244,11 @@ fn put_sync(r: &SyncRequest, out: &mut BytesMut) -> Addressed {
         behind_sequence: r.map_from.behind.1.0.into(),
         past: r.past.0.into(),
         names: (r.names.len() as u32).into(),
-        flags: (u32::from(r.lost) * s::SYNC_LOST + u32::from(r.fetch) * s::SYNC_FETCH).into(),
+        flags: (u32::from(r.lost) * s::SYNC_LOST
+            + u32::from(r.fetch) * s::SYNC_FETCH
+            + u32::from(r.early) * s::SYNC_EARLY
+            + u32::from(r.lacks) * s::SYNC_LACKS)
+            .into(),
         behind_blocks: r.map_from.blocks.into(),
         reserved: 0.into(),
     };

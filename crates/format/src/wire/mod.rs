@@ -245,6 +245,8 @@ pub struct Room {
     pub more_soon: bool,
     /// All that this log and others there keep of their past takes more memory than it should.
     pub past_over: bool,
+    /// The log began in the middle, and what lies in front of that is not there yet (rule V20).
+    pub lacks: bool,
 }
 
 /// The unit in which room is told, in bytes.
@@ -257,21 +259,24 @@ mod room_field {
     pub const SAID: u32 = 1 << 31;
     pub const MORE_SOON: u32 = 1 << 30;
     pub const PAST_OVER: u32 = 1 << 29;
-    pub const UNITS: u32 = PAST_OVER - 1;
+    pub const LACKS: u32 = 1 << 28;
+    pub const UNITS: u32 = LACKS - 1;
 }
 
 impl Room {
     /// `bytes` of room, rounded down to what can be told.
     #[must_use]
     pub fn new(bytes: u64, more_soon: bool) -> Self {
-        Self { bytes: bytes.min(ROOM_MAX) / ROOM_UNIT * ROOM_UNIT, more_soon, past_over: false }
+        Self { bytes: bytes.min(ROOM_MAX) / ROOM_UNIT * ROOM_UNIT, more_soon, past_over: false, lacks: false }
     }
 
     fn encode(room: Option<Self>) -> u32 {
         room.map_or(0, |r| {
             let units = (r.bytes.min(ROOM_MAX) / ROOM_UNIT) as u32;
             let flag = |is_set, flag| if is_set { flag } else { 0 };
-            let flags = flag(r.more_soon, room_field::MORE_SOON) | flag(r.past_over, room_field::PAST_OVER);
+            let flags = flag(r.more_soon, room_field::MORE_SOON)
+                | flag(r.past_over, room_field::PAST_OVER)
+                | flag(r.lacks, room_field::LACKS);
             room_field::SAID | flags | units
         })
     }
@@ -280,7 +285,8 @@ impl Room {
         let bytes = u64::from(field & room_field::UNITS) * ROOM_UNIT;
         let has = |flag| field & flag > 0;
         let (more_soon, past_over) = (has(room_field::MORE_SOON), has(room_field::PAST_OVER));
-        has(room_field::SAID).then_some(Self { bytes, more_soon, past_over })
+        let lacks = has(room_field::LACKS);
+        has(room_field::SAID).then_some(Self { bytes, more_soon, past_over, lacks })
     }
 }
 
@@ -371,6 +377,10 @@ pub struct SyncRequest {
     /// Not 0 if the asker's history is not whole below this version: it takes all of the past, whatever it has. With `lost`
     /// that is all it asks for, and any member whose history is whole from a lower version on may answer.
     pub past: Version,
+    /// A new member that would begin with the state alone (rule V16).
+    pub early: bool,
+    /// Its log has begun so, and what lies in front of that is not there yet.
+    pub lacks: bool,
 }
 
 /// Where a transfer by map goes on.
@@ -426,6 +436,8 @@ pub enum SyncMode {
     MapEnd = 4,
     /// Not now.
     Refused = 5,
+    /// A mark frame with the answerer's state, and nothing of what lies in front of it (rule V17).
+    State = 6,
 }
 
 /// The answer to a `SyncRequest`.

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// The first bytes of a message.
 pub const MESSAGE_MAGIC: [u8; 4] = *b"FBMS";
 /// Version of the whole protocol; another one is refused, which ends the connection.
-pub const WIRE_VERSION: u16 = 2;
+pub const WIRE_VERSION: u16 = 3;
 /// Bytes of the header of every message.
 pub const HEADER_BYTES: usize = 64;
 /// Items in one table of a message.
@@ -289,6 +289,10 @@ const _: () = assert!(size_of::<ControlMeta>() == 8);
 pub(crate) const SYNC_LOST: u32 = 1;
 /// Flag of `SyncMeta`: the asker opens a view.
 pub(crate) const SYNC_FETCH: u32 = 2;
+/// Flag of `SyncMeta`: the asker would begin with the state alone.
+pub(crate) const SYNC_EARLY: u32 = 4;
+/// Flag of `SyncMeta`: the asker's log has begun so.
+pub(crate) const SYNC_LACKS: u32 = 8;
 
 /// `Sync`: then names.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

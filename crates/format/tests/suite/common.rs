@@ -89,7 +89,7 @@ pub fn data_frame() -> Frame {
 }
 
 pub fn view_body() -> ViewBody {
-    let member = |n: u64, s: u64| Member { node: NodeId(n), start: StartNumber(s) };
+    let member = |n: u64, s: u64| Member { node: NodeId(n), start: StartNumber(s), early: false };
     ViewBody {
         pred: ViewNumber(4),
         seal_sequence: Sequence(1000),
@@ -256,6 +256,12 @@ pub fn lost_frame() -> Frame {
 pub fn flat_frame() -> Frame {
     let flat = Flat { upto: Sequence(8_000), from_append: 4_321, to_append: 4_330 };
     let body = MarkBody { flat: Some(flat), ..mark_body() };
+    FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
+}
+
+/// The same of a log that began behind frame 8,000.
+pub fn early_frame() -> Frame {
+    let body = MarkBody { absent: Some((Sequence(70), Sequence(8_000))), ..mark_body() };
     FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
 }
 
@@ -472,6 +478,8 @@ fn member_messages() -> Vec<Message> {
             given: Given::Nothing,
         }),
         Message::Sync(SyncRequest {
+            early: false,
+            lacks: false,
             shard,
             view,
             id: 77,

@@ -67,7 +67,8 @@ fn kinds_agree() {
     assert_eq!(tables::values(&wire, "Reasons"), all(&|b| Refusal::from_byte(b).map(|k| format!("{k:?}"))));
     let roles = [Role::Node, Role::Driver, Role::Control, Role::Seat].map(|r| (r as u64, format!("{r:?}")));
     assert_eq!(tables::values(&wire, "Roles"), roles);
-    let modes = [SyncMode::Frames, SyncMode::Level, SyncMode::Map, SyncMode::MapEnd, SyncMode::Refused];
+    let modes =
+        [SyncMode::Frames, SyncMode::Level, SyncMode::Map, SyncMode::MapEnd, SyncMode::Refused, SyncMode::State];
     assert_eq!(tables::values(&wire, "Modes"), modes.map(|m| (m as u64, format!("{m:?}"))));
     macro_rules! kinds {
         ($($name:ident),*) => { vec![$((u64::from(kind::$name), stringify!($name).to_owned())),*] };

@@ -195,6 +195,26 @@ fn a_mark_tells_no_impossible_numbers_of_history() {
 }
 
 #[test]
+fn a_mark_names_no_impossible_frames_as_absent() {
+    for (since, upto, is_right) in
+        [(0, 1, true), (7, (1 << 62) - 1, true), (7, 7, false), (8, 7, false), (7, 1 << 62, false), (0, 0, false)]
+    {
+        let absent = Some((Sequence(since), Sequence(upto)));
+        let body = MarkBody { absent, learned_upto: Sequence(9), ..crate::common::mark_body() };
+        let read = MarkBody::decode(&body.encode());
+        assert_eq!(read.is_ok(), is_right, "behind {since} up to {upto}");
+        assert!(
+            read.is_ok_and(|b| b.absent == absent && b.encode() == body.encode()) == is_right,
+            "behind {since} up to {upto}"
+        );
+    }
+    let bytes = crate::common::early_frame().head.body().to_vec();
+    for len in [1, 15, 16, 17] {
+        assert!(MarkBody::decode(&bytes[..bytes.len() - len]).is_err(), "without {len} bytes");
+    }
+}
+
+#[test]
 fn a_mark_names_no_impossible_versions_as_lost_to_clones() {
     let most = limits::LOST_VERSIONS_MAX as u64;
     let lost = |list: &[u64]| list.iter().map(|v| Version(*v)).collect::<Vec<_>>();

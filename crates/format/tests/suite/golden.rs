@@ -49,6 +49,7 @@ fn frames() {
         ("mark-fork", fork_frame()),
         ("mark-lost", lost_frame()),
         ("mark-flat", flat_frame()),
+        ("mark-early", early_frame()),
         ("mark-given-up", given_up_frame()),
         ("snapshot", snapshot_frame()),
         ("view-shared", shared_view_frame()),

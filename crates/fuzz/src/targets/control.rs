@@ -164,11 +164,12 @@ fn without_lost(shard: freebs_types::ShardId) -> Command {
 }
 
 /// A chain becomes shorter, and the place of who left is kept; and a node is emptied.
-fn shorter(shard: ShardId) -> [Command; 7] {
+fn shorter(shard: ShardId) -> [Command; 8] {
     let node = (NodeId(2), StartNumber(2));
     [
         Command::LeaveChains { failed: vec![node], shards: vec![(shard, ViewNumber(1))] },
         Command::ExtendChains { away: vec![node], waited: vec![node] },
+        Command::StandIn { failed: vec![node], away: vec![(NodeId(3), StartNumber(1))] },
         Command::DrainNode { node: NodeId(2), drains: true, heir: None },
         Command::DrainNode { node: NodeId(2), drains: true, heir: Some(NodeId(3)) },
         Command::RetireNode { node: NodeId(2) },

@@ -154,7 +154,7 @@ impl Chain {
             quorum: 1,
             min_copies: 1,
             generation: Generation(1),
-            members: vec![Member { node: NodeId(1), start: StartNumber(1) }],
+            members: vec![Member { node: NodeId(1), start: StartNumber(1), early: false }],
             shared: None,
             volume: None,
         };

@@ -152,6 +152,9 @@ pub struct ShardState {
     pub requests: RequestTable,
     /// Ranges of sequences, both ends included, whose frames were lost to damage.
     pub holes: Vec<(Sequence, Sequence)>,
+    /// Frames behind the first and up to the second were never here, nor what they brought: the log began behind them
+    /// (rule V17). That is no damage.
+    pub absent: Option<(Sequence, Sequence)>,
     /// Set if damage may have taken frames behind the last one (rule E7): a seal answer does not count.
     pub suspect_tail: bool,
     /// Set if damage may have taken a promise that nothing later in the log tells of (rule V2).
@@ -227,6 +230,9 @@ pub struct MarkChange {
     pub secret: Option<(ViewNumber, Hash32)>,
     /// The shard jumps to this state (the end of SYNC by map). A lower sequence than the shard's changes nothing.
     pub base: Option<Box<Base>>,
+    /// With `base`: of what frames behind its `since` placed nothing is here yet. The log goes on from the state all the same
+    /// (rule V17), and admits it.
+    pub early: bool,
     /// The tail was compared with the chain's: clears `suspect_tail`.
     pub trusted: bool,
     /// Entries of lost frames were learned: these frames are not missed any more.

@@ -170,6 +170,8 @@ pub struct ShardInfo {
     pub chunks: Vec<ChunkInfo>,
     /// Frames that are lost, both ends included.
     pub holes: Vec<(Sequence, Sequence)>,
+    /// Frames behind the first and up to the second were never here: the log began behind them.
+    pub absent: Option<(Sequence, Sequence)>,
     /// Frames behind the last one may be lost.
     pub suspect_tail: bool,
     /// The state in a few bytes.

@@ -82,7 +82,7 @@ impl Maker {
             quorum: 1,
             min_copies: 1,
             generation: Generation(1),
-            members: vec![Member { node: NodeId(1), start: StartNumber(1) }],
+            members: vec![Member { node: NodeId(1), start: StartNumber(1), early: false }],
             shared: Some(Box::new(shared)),
             volume: None,
         };

@@ -107,10 +107,10 @@ impl Gather {
     }
 }
 
-/// True if it is alone in its append: it changes what is kept, and each mark says what that was when it was laid out.
+/// True if it is alone in its append: it changes what is kept, or missing, and each mark says what that was when it was laid out.
 fn is_alone(queued: &Queued) -> bool {
     let Queued::Record(Record::Mark { change, .. }) = queued else { return false };
-    change.kept.is_some() || change.gives_up().is_some() || change.fork.is_some() || change.flat
+    change.kept.is_some() || change.early || change.gives_up().is_some() || change.fork.is_some() || change.flat
 }
 
 /// Bytes of the live table that a segment's first append carries.

@@ -108,8 +108,8 @@ impl Core {
     pub fn holes_below(&self, shard: ShardId) -> Vec<(ShardId, u64, u64)> {
         let of = |f: Fork| {
             let parent = self.shards.get(&f.parent);
-            let holes = parent.into_iter().flat_map(|p| p.holes.iter());
-            holes.filter(move |h| h.from <= f.sequence.0).map(move |h| (f.parent, h.from, h.to))
+            let holes = parent.into_iter().flat_map(Shard::missing);
+            holes.filter(move |h| h.0 <= f.sequence.0).map(move |(from, to)| (f.parent, from, to))
         };
         self.line(shard).flat_map(of).collect()
     }
@@ -180,9 +180,9 @@ impl Core {
     pub fn last_hole(&self, s: &Shard) -> Option<Sequence> {
         let below = self.line(s.id).filter_map(|f| {
             let parent = self.shards.get(&f.parent)?;
-            let upto = parent.holes.iter().filter(|h| h.from <= f.sequence.0).map(|h| Sequence(h.to)).max()?;
+            let upto = parent.missing().filter(|h| h.0 <= f.sequence.0).map(|h| Sequence(h.1)).max()?;
             Some(upto.min(f.sequence))
         });
-        s.last_hole().into_iter().chain(below).max()
+        s.last_missing().into_iter().chain(below).max()
     }
 }

@@ -372,7 +372,7 @@ impl<D: Device> Engine<D> {
 
     /// The last lost frame that is known to have had nothing above a version, as the frame behind it tells; 0 if none is.
     async fn lost_before(&self, shard: ShardId, version: Version) -> Result<Sequence> {
-        let ends: Vec<u64> = self.inner.core.borrow().shard(shard)?.holes.iter().map(|h| h.to).collect();
+        let ends: Vec<u64> = self.inner.core.borrow().shard(shard)?.missing().map(|(_, to)| to).collect();
         let mut upto = Sequence(0);
         for to in ends {
             match self.frame(shard, Sequence(to).next()).await {
@@ -480,7 +480,7 @@ fn guards(core: &Core, segments: impl Iterator<Item = u32>) -> Vec<ReadGuard> {
 }
 
 fn no_holes(s: &Shard, since: Sequence, upto: Sequence) -> Result<()> {
-    if s.holes.iter().any(|h| h.from <= upto.0 && since.0 < h.to) {
+    if s.missing().any(|(from, to)| from <= upto.0 && since.0 < to) {
         return Err(Error::corrupt(format!("shard {} has lost frames; its map can't be learned before repair", s.id)));
     }
     Ok(())

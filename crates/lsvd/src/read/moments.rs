@@ -155,7 +155,7 @@ impl<D: Device> Engine<D> {
                 "shard {shard} keeps only its present and its snapshots: it has no retention window"
             ))
         })?;
-        if !s.holes.is_empty() {
+        if s.missing().next().is_some() {
             return Err(Error::corrupt(format!("shard {shard} lacks frames, and others are asked for them")));
         }
         Ok(Reach { first, last: s.tip.version, whole: s.history.whole_from })

@@ -49,7 +49,7 @@ impl Shard {
 
     /// True if frames up to one are missed.
     pub fn misses_up_to(&self, sequence: Sequence) -> bool {
-        self.holes.iter().any(|h| h.from <= sequence.0)
+        self.missing().any(|(from, _)| from <= sequence.0)
     }
 
     fn lost_to_fork(&self, version: Version) -> Error {

@@ -156,9 +156,4 @@ impl Shard {
         self.holes.sort_by_key(|h| h.from);
         Some(h.to)
     }
-
-    /// The end of the last hole: entries placed before it may have been overwritten by what is lost.
-    pub fn last_hole(&self) -> Option<Sequence> {
-        self.holes.iter().map(|h| Sequence(h.to)).max()
-    }
 }

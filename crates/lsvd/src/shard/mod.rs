@@ -10,6 +10,7 @@
 //! - A block's bit in the chunk index is set when its entry is admitted and cleared when a newer one is committed over
 //!   it, or its frame is cut. Clearing it again does nothing, so it does not matter how often that is found out.
 
+mod absent;
 pub mod chunks;
 pub mod closed;
 mod forked;
@@ -21,6 +22,7 @@ mod learned;
 mod named;
 pub mod overlay;
 pub mod places;
+mod state;
 pub mod tip;
 pub mod unfit;
 
@@ -34,11 +36,11 @@ use crate::shard::history::History;
 use crate::shard::history::pins::PinOp;
 use crate::shard::holes::Hole;
 use crate::shard::overlay::{Overlay, Uncommitted, entries};
-use crate::{Base, FrameName, MarkChange, RequestTable, RuleMutant, ShardState, Unrepaired};
+use crate::{Base, FrameName, MarkChange, RequestTable, RuleMutant, Unrepaired};
 use chunks::{ChunkIndex, Run};
 use freebs_format::{
-    AttachBody, CarryBody, CarryEntry, ExtentKind, FLAT_BYTES, FORK_BYTES, FrameHead, FrameKind, LOST_VERSION_BYTES,
-    MarkBody, PIN_BYTES, ViewBody,
+    ABSENT_BYTES, AttachBody, CarryBody, CarryEntry, ExtentKind, FLAT_BYTES, FORK_BYTES, FrameHead, FrameKind,
+    LOST_VERSION_BYTES, MarkBody, PIN_BYTES,
 };
 use freebs_types::{BLOCK, ChunkId, Fork, Hash32, Sequence, ShardId, Version, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
@@ -57,6 +59,8 @@ pub(crate) struct Shard {
     pub attaches: Vec<(Sequence, AttachBody)>,
     pub requests: RequestTable,
     pub holes: Vec<Hole>,
+    /// Frames that were never here: the log began behind them.
+    pub absent: Option<absent::Absent>,
     /// The tip in front of a hole, by its first sequence, while a cut may go back there.
     pub fronts: BTreeMap<u64, Tip>,
     /// Frames up to here may have had their blocks moved into an append that is lost. Only while the log is replayed.
@@ -684,6 +688,7 @@ impl Shard {
         self.closed.merge(&body.closed);
         self.closed.prune(self.id, segs);
         self.take_learned(s, body, lost_since);
+        self.take_absent(body, lost_since);
         self.miss_moved();
         self.trim_holes();
         self.mark_pins(body, s >= last, segs);
@@ -868,37 +873,6 @@ impl Shard {
         if self.frames.get(last).is_none() { Sequence(last.0 + 1) } else { self.frames.first_kept() }
     }
 
-    pub fn state(&self) -> ShardState {
-        let view = self.views.last().and_then(|(s, f)| Some((*s, ViewBody::decode(f.body()).ok()?)));
-        let before = self.views.split_last().map_or(&[][..], |(_, before)| before);
-        let views_before = before.iter().filter_map(|(s, f)| Some((f.view(), *s, ViewBody::decode(f.body()).ok()?)));
-        ShardState {
-            shard: self.id,
-            last: self.tip.name,
-            parent: self.tip.parent,
-            digest: self.tip.digest,
-            version: self.tip.version,
-            committed: self.committed,
-            promised: self.promised,
-            secret: self.secret,
-            view,
-            views_before: views_before.collect(),
-            attach: self.attaches.last().map(|a| a.1).unwrap_or_default(),
-            requests: self.requests.clone(),
-            holes: self.holes.iter().map(|h| (Sequence(h.from), Sequence(h.to))).collect(),
-            suspect_tail: self.suspect,
-            promise_lost: self.promise_lost,
-            given_up: self.given_up,
-            whole_from: self.history.whole_from,
-            fork: self.fork,
-            ahead: Some(self.ahead.max(self.history.pins.as_of))
-                .filter(|s| *s > self.tip.name.sequence)
-                .unwrap_or_default(),
-            first_kept: self.first_kept(),
-            open_chunk: (self.tip.chunk, self.tip.chunk_blocks),
-        }
-    }
-
     /// What would be a mark with these changes, and the last frame as the mark's header names it.
     pub fn mark_body(&self, change: &MarkChange, released: Sequence) -> (Tip, MarkBody) {
         let secret = match (change.secret, self.secret) {
@@ -928,6 +902,7 @@ impl Shard {
         } else if let Some(learned) = change.learned.as_deref() {
             self.learned_body(learned, &mut body);
         }
+        body.absent = self.absent_for_mark(change, base);
         self.fork_for_mark(change, &mut body);
         self.kept_for_mark(change, base, &mut body);
         self.lost_for_mark(change, base, &mut body);
@@ -985,6 +960,7 @@ impl Shard {
             + self.requests.encoded_len()
             + self.history.pins.kept.pins.len() * PIN_BYTES
             + if self.fork.is_some() { FORK_BYTES } else { FLAT_BYTES }
+            + ABSENT_BYTES
             + self.history.lost_to_forks.count() * LOST_VERSION_BYTES
             + self.closed.mark_bytes()
     }

@@ -213,6 +213,7 @@ fn shard(core: &Core, id: ShardId, sum: Sum) -> ShardInfo {
         zero_blocks,
         chunks: chunks.collect(),
         holes: st.holes,
+        absent: st.absent,
         suspect_tail: st.suspect_tail,
         digest: state::digest(s),
     }

@@ -23,7 +23,7 @@ pub struct ShardSurvey {
     pub last: Sequence,
     /// Known to be committed up to here.
     pub committed: Sequence,
-    /// No frame of it is known to be lost, none may be missing at its end (rule E7), and none was given up by
+    /// It did not begin in the middle, no frame of it is known to be lost, none may be missing at its end (rule E7), and none was given up by
     /// force for a branch of which it does not know whether it is active (V10).
     pub whole: bool,
     /// Damage may have taken a promise that nothing later in the log tells of (rule V2). That is no frame.
@@ -64,7 +64,7 @@ pub async fn survey<D: Device>(device: &D, watch: &mut dyn Watch) -> Result<Surv
             generation: state.attach.generation.max(of_view),
             last: state.last.sequence,
             committed: state.committed,
-            whole: state.holes.is_empty() && !state.suspect_tail && !has_given_up,
+            whole: state.holes.is_empty() && state.absent.is_none() && !state.suspect_tail && !has_given_up,
             promise_lost: state.promise_lost,
         })
     });

@@ -310,14 +310,14 @@ impl Verifier {
     fn shards(&mut self, core: &Core) {
         for (id, shard) in &core.shards {
             let state = shard.state();
-            let hole = shard.last_hole();
+            let hole = shard.holes.iter().map(|h| h.to).max();
             if state.holes.is_empty() && !state.suspect_tail {
                 continue;
             }
             let loss = self.losses.entry(*id).or_default();
             loss.suspect_tail = state.suspect_tail;
             let view = shard.view(0, u32::MAX);
-            let doubtful = view.iter().filter(|(_, e)| hole.is_some_and(|h| e.sequence <= h));
+            let doubtful = view.iter().filter(|(_, e)| hole.is_some_and(|h| e.sequence.0 <= h));
             loss.doubtful_blocks = doubtful.map(|(_, e)| u64::from(e.len)).sum();
             loss.sequences = state.holes;
         }

@@ -322,7 +322,9 @@ impl Chain {
             quorum: 1,
             min_copies: 1,
             generation: Generation(1),
-            members: (1..=self.members).map(|n| Member { node: NodeId(n), start: StartNumber(1) }).collect(),
+            members: (1..=self.members)
+                .map(|n| Member { node: NodeId(n), start: StartNumber(1), early: false })
+                .collect(),
             shared,
             volume: None,
         };

@@ -28,14 +28,14 @@ thread_local! {
 }
 
 /// A log that learns, on a device that may lose power.
-struct Learner {
-    rig: Rig,
-    device: CrashDevice,
+pub struct Learner {
+    pub rig: Rig,
+    pub device: CrashDevice,
     options: Options,
 }
 
 impl Learner {
-    async fn new(s: &mut Story) -> Self {
+    pub async fn new(s: &mut Story) -> Self {
         let device = crash_device(LIMIT, s.rng.next());
         create_log(device.clone(), &shape(SEGMENTS)).await.unwrap();
         let options = if s.rng.chance(50) { TINY } else { Options::of_workers(1) };
@@ -43,7 +43,7 @@ impl Learner {
     }
 
     /// It is stopped or loses power, and starts with or without its checkpoints.
-    async fn again(self, s: &mut Story) -> Self {
+    pub async fn again(self, s: &mut Story) -> Self {
         let Self { rig, mut device, options } = self;
         if s.rng.chance(50) {
             rig.stop().await;
@@ -59,7 +59,7 @@ impl Learner {
     }
 
     /// The frames behind its last one.
-    async fn by_frames(&self, teller: &Rig) {
+    pub async fn by_frames(&self, teller: &Rig) {
         let last = teller.engine.tip(SHARD).unwrap().0.sequence;
         let mut next = self.rig.engine.state(SHARD).map_or(Sequence(1), |s| s.last.sequence.next());
         while next <= last {
@@ -157,7 +157,7 @@ async fn learn(s: &mut Story, teller: &Rig, mut learner: Learner) -> Learner {
 }
 
 /// Both go on, and the learner is started again now and then; then it has what the story says.
-async fn go_on(s: &mut Story, teller: &Rig, mut learner: Learner) -> Learner {
+pub async fn go_on(s: &mut Story, teller: &Rig, mut learner: Learner) -> Learner {
     for round in 0..3 {
         teller.settle().await;
         learner.by_frames(teller).await;

@@ -11,14 +11,14 @@ use freebs_format::{ExtentKind, UpdateKind};
 use freebs_io::faults::CrashDevice;
 use freebs_io::memory::MemoryDevice;
 use freebs_io::{AlignedBuf, Device, Durability};
-use freebs_lsvd::{CleanOptions, Options, Record, RuleMutant};
+use freebs_lsvd::{CleanOptions, FrameName, Options, Record, RuleMutant};
 use freebs_types::{BLOCK, BlockRange, ErrorKind, Lba, Sequence, ShardId, Version};
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const SHARD: ShardId = ShardId::new(1, 0);
-const BLOCKS: u32 = 96;
+pub const BLOCKS: u32 = 96;
 /// Segments of the log, and what a story keeps in it: with the reserve, where heads stop, and what the map takes, the
 /// device is not full then. Who keeps more than there is room for is told so, and rightly.
 const SEGMENTS: u64 = 16;
@@ -142,6 +142,12 @@ impl Story {
         self.committed = committed;
         let version = self.steps.last().unwrap().chain.version;
         self.versions.truncate(version as usize + 1);
+    }
+
+    /// Content and the name of the last frame as a frame left them.
+    pub fn at(&self, sequence: Sequence) -> (Model, FrameName) {
+        let chain = &self.steps[sequence.0 as usize].chain;
+        (full(&self.versions[chain.version as usize], BLOCKS), chain.name())
     }
 
     fn kept_versions(&self) -> Vec<u64> {

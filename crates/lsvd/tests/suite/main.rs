@@ -16,6 +16,7 @@ mod copies;
 mod crash;
 mod damage;
 mod damage_twice;
+mod early;
 mod ends;
 mod engine;
 mod forks;

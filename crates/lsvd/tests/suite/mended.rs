@@ -360,7 +360,7 @@ async fn base(of: &Rig, chain: &Chain) -> Base {
 
 /// The log goes on where a segment is lost that held a part of a map which had been learned. The mark behind it said that
 /// nothing was missing, and went on saying so: blocks read as if they had never been written.
-async fn learned_and_lost(kill: bool, more: u64) {
+async fn learned_and_lost(early: bool, kill: bool, more: u64) {
     let (theirs, ours) = (Rig::open(device().await).await.unwrap(), device().await);
     let mut b = Chain::new(TWO);
     for i in 0..4 {
@@ -371,9 +371,16 @@ async fn learned_and_lost(kill: bool, more: u64) {
     rig.engine.set_cleaning(off());
     let mut a = Chain::new(ONE);
     put(&rig, &mut a, data(0, 200, 20)).await;
-    learn(&theirs, &rig).await;
-    let base = base(&theirs, &b).await;
-    say(&rig, MarkChange { base: Some(Box::new(base)), ..MarkChange::default() });
+    let base = MarkChange { base: Some(Box::new(base(&theirs, &b).await)), early, ..MarkChange::default() };
+    if early {
+        say(&rig, base);
+        learn(&theirs, &rig).await;
+        let learned = Learned { upto: Sequence(b.sequence), ..Learned::default() };
+        say(&rig, MarkChange { learned: Some(Box::new(learned)), ..MarkChange::default() });
+    } else {
+        learn(&theirs, &rig).await;
+        say(&rig, base);
+    }
     for i in 0..4 {
         put(&rig, &mut a, data(0, 200, 30 + i)).await;
     }
@@ -422,9 +429,9 @@ async fn learned_and_lost(kill: bool, more: u64) {
 
 #[test]
 fn a_learned_map_whose_segment_is_lost_is_missed() {
-    for more in 0..3 {
-        local(learned_and_lost(false, more));
-        local(learned_and_lost(true, more));
+    for (early, more) in (0..3).flat_map(|more| [(false, more), (true, more)]) {
+        local(learned_and_lost(early, false, more));
+        local(learned_and_lost(early, true, more));
     }
 }
 

@@ -98,6 +98,7 @@ pub(super) fn report(
 ) -> (ShardReport, VolumeState) {
     let name = |id: NodeId| state.node(id).map_or_else(|| id.to_string(), |n| n.name.clone());
     let mut active = 0;
+    let mut early = 0;
     let mut head_active = false;
     let mut members = Vec::new();
     for (i, node) in shard.members.iter().enumerate() {
@@ -117,12 +118,15 @@ pub(super) fn report(
             active += 1;
             head_active |= i == 0;
         }
+        // One that holds the view counts, whatever it lacks in front of that (V16).
+        let holds = replicas.get(node).copied().flatten().is_some_and(|s| s.view == shard.active);
+        early += usize::from(member == MemberState::Joining && holds);
         let told = replicas.get(node).copied().flatten();
         let (pins, whole_from) = told.map_or((0, Version(0)), |s| (s.pins, s.whole_from));
         let reads_from_parent = told.is_some_and(|s| s.reads_from.is_some());
         members.push(MemberReport { node: name(*node), version, pins, whole_from, reads_from_parent, state: member });
     }
-    let usable = head_active && shard.active.0 > 0 && active >= volume.quorum(shard.members.len());
+    let usable = head_active && shard.active.0 > 0 && active + early >= volume.quorum(shard.members.len());
     // A chain that is shorter than it is to be has fewer copies of what is written (V11).
     let has_its_copies = shard.members.len() >= usize::from(volume.copies);
     let verdict = match (usable, active == shard.members.len() && has_its_copies) {
@@ -134,6 +138,7 @@ pub(super) fn report(
     let id = volume.shard_id(shard.index).to_string();
     let names = |of: &[NodeId]| of.iter().map(|n| name(*n)).collect();
     let (joining, keepers, away) = (names(&shard.joining), names(&shard.keepers), names(&shard.away));
+    let standing = names(&shard.standing);
     let waits = shard.head().and_then(|n| replicas.get(&n).copied().flatten()?.waits.clone());
     let (forced, branch) = (shard.forced.is_some(), shard.branch);
     // All survivors that were named have to promise (V10).
@@ -142,7 +147,22 @@ pub(super) fn report(
     let waits_for = survivors.filter(|n| !can_promise(n)).map(|n| name(*n)).collect();
     let past = shard.head().and_then(|n| replicas.get(&n).copied().flatten()?.past);
     let view = shard.active;
-    (ShardReport { id, view, head, members, joining, keepers, away, waits, forced, waits_for, branch, past }, verdict)
+    let report = ShardReport {
+        id,
+        view,
+        head,
+        members,
+        joining,
+        keepers,
+        away,
+        standing,
+        waits,
+        forced,
+        waits_for,
+        branch,
+        past,
+    };
+    (report, verdict)
 }
 
 fn volume_status(state: &State, volume: &Volume, answers: &BTreeMap<NodeId, Answer>, all: &Replicas) -> VolumeStatus {

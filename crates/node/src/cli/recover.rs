@@ -280,6 +280,7 @@ mod tests {
                 joining: vec![],
                 keepers: vec![],
                 away: vec![],
+                standing: vec![],
                 waits: None,
                 forced: false,
                 waits_for: vec![],

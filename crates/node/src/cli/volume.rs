@@ -323,6 +323,12 @@ fn details(v: &VolumeStatus) -> String {
                 s.id
             ));
         }
+        for node in &s.standing {
+            text.push_str(&format!(
+                "shard {}: {node} stands in: it has what is written since it came, and leaves when who was there before is back\n",
+                s.id
+            ));
+        }
         if s.past.is_some_and(|p| p.is_short) {
             text.push_str(&format!("shard {}: {}\n", s.id, history::SHORT));
         }
@@ -427,6 +433,7 @@ mod tests {
             joining: vec![],
             keepers: vec![],
             away: vec![],
+            standing: vec![],
             waits: None,
             forced: false,
             waits_for: vec![],
@@ -445,6 +452,21 @@ mod tests {
         assert!(!details(&v).contains("waits"));
         v.shards[0].waits = Some("it waits: node 2 does not answer".into());
         assert!(details(&v).ends_with("shard 1.0: it waits: node 2 does not answer\n"), "{}", details(&v));
+    }
+
+    /// Who looks at a chain in which a node stands in sees for whom, and that it will leave.
+    #[test]
+    fn a_chain_with_a_stand_in_says_so() {
+        use MemberState::{Active, Joining};
+        let mut v = volume([[("a", Active), ("b", Active), ("d", Joining)]; 2]);
+        assert!(!details(&v).contains("stands in"));
+        (v.shards[0].away, v.shards[0].standing) = (vec!["c".into()], vec!["d".into()]);
+        for line in ["shard 1.0: c is out of the chain", "shard 1.0: d stands in"] {
+            assert!(details(&v).contains(line), "{}", details(&v));
+        }
+        let json = serde_json::to_value(&v).expect("it has a form");
+        assert_eq!(json["shards"][0]["standing"][0], "d");
+        assert!(json["shards"][1].get("standing").is_none());
     }
 
     /// A copy that can't be read at all of its snapshots looked like any other.

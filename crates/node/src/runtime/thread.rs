@@ -23,7 +23,8 @@ use freebs_lsvd::{Digest, Engine, Expect, OpenReport, Options, Shape};
 use freebs_nbd::Session;
 use freebs_secrets::HostKey;
 use freebs_types::{
-    ClusterId, DeviceId, Error, ErrorKind, Generation, Hash32, Peer, Result, ShardId, SnapshotId, StartNumber, VolumeId,
+    ClusterId, DeviceId, Error, ErrorKind, Generation, Hash32, Nanos, Peer, Result, ShardId, SnapshotId, StartNumber,
+    VolumeId,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -311,6 +312,7 @@ pub async fn start_shards<C: ControlPlane>(
         workers: workers_of(&state),
         node_secret: disk.node_secret,
         host_key: disk.host_key.clone(),
+        early_pause: Nanos(0),
         mutant: None,
     };
     let (events, control) = (disk.events.clone(), spec.control.clone());

@@ -98,6 +98,7 @@ fn is_leaders(command: &Command) -> bool {
             | Command::ReplaceMembers { .. }
             | Command::ExtendChains { .. }
             | Command::LeaveChains { .. }
+            | Command::StandIn { .. }
             | Command::DrainChains { .. }
     )
 }
@@ -128,6 +129,7 @@ impl Seats {
             Some(Command::ReplaceMembers { .. }) => self.world.count("members of nodes that are gone replaced"),
             Some(Command::ExtendChains { .. }) => self.world.count("short chains extended"),
             Some(Command::LeaveChains { .. }) => self.world.count("chains made shorter"),
+            Some(Command::StandIn { .. }) => self.world.count("nodes that stand in"),
             Some(Command::DrainChains { .. }) => self.world.count("chains drained"),
             _ => {}
         }

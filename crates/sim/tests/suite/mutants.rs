@@ -44,6 +44,7 @@ pub fn kind(name: &str) -> Option<&'static str> {
         "LeavesByOldStates" => Some("lag_seat"),
         "ForcedFromCommitted" => Some("lose_members"),
         "CutsBeforeCommitted" => Some("everything"),
+        "EarlyIsDamaged" => Some("early"),
         _ => None,
     }
 }

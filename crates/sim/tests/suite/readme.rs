@@ -27,7 +27,7 @@ const HUNTS: [(&str, &str); 3] = [
 
 /// Mutants that no seed is recorded for, and the test that notices each: crate, mutant, file below `crates`, and name.
 /// Why the simulator has no run that shows those of chain, driver and control, `freebs_sim::mutants` and `mutants.rs` say.
-const STORIES: [(&str, &str, &str, &str); 66] = [
+const STORIES: [(&str, &str, &str, &str); 78] = [
     (
         "consensus",
         "EveryFoundingIsHeard",
@@ -83,6 +83,26 @@ const STORIES: [(&str, &str, &str, &str); 66] = [
         "leases_of_a_view_whose_quorums_need_not_meet_are_reckoned_with",
     ),
     ("chain", "LeftOnesSeal", "chain/src/orders/seals.rs", "who_left_seals_nothing"),
+    ("chain", "EarlyUnsafe", "chain/src/orders/early.rs", "who_is_new_counts_when_the_others_have_what_lies_in_front"),
+    (
+        "chain",
+        "EarlyWithoutLeavers",
+        "chain/src/orders/early.rs",
+        "who_counted_goes_on_counting_while_all_that_have_everything_stay",
+    ),
+    ("chain", "EarlyWithoutTail", "chain/src/orders/early.rs", "who_is_new_has_what_is_not_known_to_be_committed"),
+    (
+        "chain",
+        "EarlyForThoseThere",
+        "chain/src/orders/early.rs",
+        "nobody_counts_early_where_members_leave_that_are_there",
+    ),
+    ("chain", "EarlyWithoutRequests", "chain/src/orders/early.rs", "the_state_has_the_requests_that_were_applied"),
+    ("chain", "EarlyLeads", "chain/src/orders/early.rs", "who_lacks_something_leads_nothing"),
+    ("chain", "EarlyReads", "chain/src/orders/early.rs", "who_lacks_something_answers_and_is_not_read"),
+    ("chain", "StandInsLearn", "chain/src/orders/early.rs", "who_stands_in_learns_nothing_old"),
+    ("chain", "HolesAreLevel", "chain/src/orders/early.rs", "who_is_to_come_and_lacks_something_is_waited_for_outside"),
+    ("chain", "HolesForgotten", "chain/src/orders/early.rs", "a_hole_is_not_forgotten"),
     (
         "chain",
         "PlansStopOrders",
@@ -126,9 +146,16 @@ const STORIES: [(&str, &str, &str, &str); 66] = [
     ("control", "LearnersStay", "control/tests/suite/shorter.rs", "chains_become_shorter_as_the_rule_says"),
     ("control", "AwayForgotten", "control/tests/suite/shorter.rs", "who_is_to_come_and_fails_leaves_the_plan"),
     ("control", "ComingHoldsUp", "control/tests/suite/shorter.rs", "who_is_to_come_and_fails_leaves_the_plan"),
+    ("control", "StandsInForTooMany", "control/tests/suite/standing.rs", "nodes_stand_in_as_the_rule_says"),
     ("control", "LeastIsOwn", "control/tests/suite/rebuild.rs", "a_later_chain_may_be_shorter"),
     ("control", "OldViewsReport", "control/tests/suite/snapshots.rs", "each_rule_of_the_cuts_is_needed"),
     ("control", "SnapshotsOutliveViews", "control/tests/suite/snapshots.rs", "each_rule_of_the_cuts_is_needed"),
+    (
+        "consensus",
+        "NobodyStandsIn",
+        "consensus/tests/suite/standing.rs",
+        "who_was_silent_for_long_enough_is_stood_in_for",
+    ),
     ("consensus", "BackAtOnce", "consensus/tests/suite/returns.rs", "who_fails_often_comes_back_later_each_time"),
     ("consensus", "DamageIsATornTail", "consensus/tests/suite/store.rs", "damage_is_never_a_shorter_log"),
     ("lsvd", "TrimsUntold", "lsvd/tests/suite/rules.rs", "rules_that_are_left_out_are_caught"),

@@ -170,6 +170,7 @@ impl Oracle {
                         | Command::ReplaceMembers { .. }
                         | Command::ExtendChains { .. }
                         | Command::LeaveChains { .. }
+                        | Command::StandIn { .. }
                 );
                 if is_leaders {
                     self.wrong.push(format!("{from} does not lead and decides (L5): {command:?}"));

@@ -194,7 +194,11 @@ impl Shard {
             quorum: view.quorum() as u8,
             min_copies: view.quorum() as u8,
             generation: Generation(0),
-            members: view.members.iter().map(|n| Member { node: NodeId(*n), start: StartNumber(1) }).collect(),
+            members: view
+                .members
+                .iter()
+                .map(|n| Member { node: NodeId(*n), start: StartNumber(1), early: false })
+                .collect(),
             shared: None,
             volume: None,
         };

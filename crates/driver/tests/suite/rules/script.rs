@@ -52,7 +52,7 @@ pub fn news(index: u32, view: u64, members: &[u64], base: u64) -> ViewNews {
             quorum,
             min_copies: quorum,
             generation: GENERATION,
-            members: members.iter().map(|n| Member { node: NodeId(*n), start: StartNumber(1) }).collect(),
+            members: members.iter().map(|n| Member { node: NodeId(*n), start: StartNumber(1), early: false }).collect(),
             shared: None,
             volume: None,
         },

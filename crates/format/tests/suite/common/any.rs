@@ -108,7 +108,10 @@ pub fn view_body() -> impl Strategy<Value = ViewBody> {
                     branch: ViewNumber(pred),
                 })
             }),
-            members: members.iter().map(|m| Member { node: NodeId(m[0]), start: StartNumber(m[1]) }).collect(),
+            members: members
+                .iter()
+                .map(|m| Member { node: NodeId(m[0]), start: StartNumber(m[1]), early: m[1] % 3 == 0 })
+                .collect(),
         }
     })
 }
@@ -193,6 +196,8 @@ pub fn mark_body() -> impl Strategy<Value = MarkBody> {
                     version: Version((since >> 2).max(1)),
                     sequence: Sequence((upto >> 2).max(1)),
                 }),
+                absent: (append % 5 > 2)
+                    .then(|| (Sequence((since >> 2) / 2), Sequence((since >> 2) / 2 + (upto >> 3) + 1))),
                 closed: closed.into_iter().map(closed_view).collect(),
             }
         },
@@ -287,6 +292,8 @@ fn sync_request() -> impl Strategy<Value = Message> {
     (shard_id(), any::<[u64; 8]>(), any::<u32>(), any::<[bool; 2]>(), vec(frame_name(), 0..5)).prop_map(
         |(shard, [view, id, until, from, since, version, sequence, past], blocks, [lost, fetch], names)| {
             Message::Sync(SyncRequest {
+                early: id % 3 == 0,
+                lacks: id % 5 == 0,
                 shard,
                 view: ViewNumber(view),
                 id,
@@ -303,7 +310,8 @@ fn sync_request() -> impl Strategy<Value = Message> {
 }
 
 fn sync_reply() -> impl Strategy<Value = Message> {
-    let modes = [SyncMode::Frames, SyncMode::Level, SyncMode::Map, SyncMode::MapEnd, SyncMode::Refused];
+    let modes =
+        [SyncMode::Frames, SyncMode::Level, SyncMode::Map, SyncMode::MapEnd, SyncMode::Refused, SyncMode::State];
     (shard_id(), any::<[u64; 6]>(), any::<u32>(), prop::sample::select(modes.to_vec()), vec(frame(), 0..3)).prop_map(
         |(shard, [view, id, common, from, version, sequence], blocks, mode, frames)| {
             let common = Sequence(common);

@@ -265,7 +265,7 @@ impl Shard {
             pins: kept.list(),
             retain: kept.retain,
             as_of: self.kept_as_of(),
-            whole_from: if self.holes.is_empty() { whole_from } else { whole_from.max(self.tip.version) },
+            whole_from: if self.missing().next().is_none() { whole_from } else { whole_from.max(self.tip.version) },
             past: Version(0),
         }
     }
@@ -324,10 +324,10 @@ impl Shard {
     fn lacks(&self, told: &KeptState, end: Version) -> Version {
         let mut then = self.history.pins.clone();
         then.rebase(&Kept::of(&told.pins, told.retain), told.as_of);
-        let (committed, durable) = (&self.history.pins.kept, self.kept());
-        let has = |v| committed.has(v) || durable.has(v);
-        let pin = then.kept.pins.keys().rfind(|v| **v < end && !has(**v)).map(|v| v.next());
-        let window = then.kept.retain.filter(|r| *r < end && !has_from(committed, *r) && !has_from(&durable, *r));
+        // Frames that are not known to be committed here may be so at the peer, and what only some of them keep is here, too.
+        let here = [&self.history.pins.kept, &self.kept(), &self.history.waiting];
+        let pin = then.kept.pins.keys().rfind(|v| **v < end && !here.iter().any(|k| k.has(**v))).map(|v| v.next());
+        let window = then.kept.retain.filter(|r| *r < end && !here.iter().any(|k| has_from(k, *r)));
         pin.max(window.map(|_| end)).unwrap_or_default()
     }
 

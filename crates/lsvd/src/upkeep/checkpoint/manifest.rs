@@ -5,6 +5,7 @@
 //! and says up to which append it is covered. Segments and chunks are written later, a few at a time: frames behind
 //! the covered ones say again what changed meanwhile. What is read is held against maxima before it is believed.
 
+mod absent;
 mod forks;
 
 use crate::FrameName;
@@ -51,6 +52,7 @@ const CLOSED: u8 = 9;
 const FORK: u8 = 11;
 const LOST: u8 = 12;
 const FLAT: u8 = 13;
+const ABSENT: u8 = 16;
 
 /// Bytes that one shard takes among those of a segment, about.
 const CONTENT_BYTES: usize = 16;
@@ -446,6 +448,8 @@ pub(crate) struct Manifest {
     pub forks: Vec<(u32, Fork)>,
     /// How shards of clones became flat, by slot.
     pub flats: Vec<(u32, Ended)>,
+    /// Frames that were never in the log, by slot.
+    pub absent: Vec<(u32, (Sequence, Sequence))>,
     /// What was committed at the end, by slot.
     pub committed: Vec<(u32, Sequence)>,
     /// Last append and newest segment when it was begun, and last append when all was written.
@@ -489,6 +493,7 @@ impl Manifest {
             FORK => self.forks.push(r.fork()?),
             LOST => self.lost.push(r.lost()?),
             FLAT => self.flats.push(r.flat()?),
+            ABSENT => self.absent.push(r.absent()?),
             COMMITTED => self.committed.push((r.u32()?, Sequence(r.number()?))),
             END => {
                 (self.written, self.opened, self.last) = (r.number()?, r.log_number()?, r.number()?);

@@ -27,7 +27,7 @@ use freebs_format::disk::{
     PAGE_BYTES, PAGE_FENCES, PAGE_LAYER_FENCES, PAGE_MANIFEST, PAGE_TALLIES, PageHeader, PageName, PagesFixed,
 };
 use freebs_io::{AlignedBuf, Device, Durability};
-use freebs_types::{Error, ErrorKind, Result, ShardId, Version};
+use freebs_types::{Error, ErrorKind, Result, Sequence, ShardId, Version};
 use manifest::{Begun, Manifest, Out, Reader, SegmentItem, SegmentPart};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -112,6 +112,7 @@ impl<D: Device> Io<'_, D> {
             w.out.closed(shard);
             w.out.lost_to_forks(shard);
             w.out.fork(shard);
+            w.out.absent(shard);
         };
         self.flush(note).await?;
         let runs = {
@@ -666,6 +667,7 @@ impl Core {
             let shard = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id));
             shard.into_iter().for_each(|s| s.set_ended(ended));
         }
+        self.put_back_absent(&m.absent);
         for (slot, at, layer) in m.history {
             let Some(s) = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id)) else { continue };
             s.history.memory.put_back(at, &layer);
@@ -674,6 +676,13 @@ impl Core {
             self.shards.get_mut(id).into_iter().for_each(|s| s.history.hint.join(hint));
         }
         covered
+    }
+
+    fn put_back_absent(&mut self, absent: &[(u32, (Sequence, Sequence))]) {
+        for (slot, absent) in absent {
+            let shard = self.maps.slots.get(slot).and_then(|id| self.shards.get_mut(id));
+            shard.into_iter().for_each(|s| s.absent = Some(*absent));
+        }
     }
 
     /// Segments as a manifest has them, those that count; gives back which ones it has.

@@ -155,6 +155,9 @@ pub struct Shard {
     pub live_bytes: u64,
     pub zero_blocks: u64,
     pub lost_sequences: Vec<Sequences>,
+    /// Never there: the log began behind them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub absent_sequences: Option<Sequences>,
     pub suspect_tail: bool,
     pub digest: Digest,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -182,6 +185,7 @@ impl Shard {
             live_bytes: s.live_bytes,
             zero_blocks: s.zero_blocks,
             lost_sequences: sequences(&s.holes),
+            absent_sequences: s.absent.map(|(since, upto)| Sequences { from: since.0 + 1, to: upto.0 }),
             suspect_tail: s.suspect_tail,
             digest: Digest::new(&s.digest),
             chunks: chunks.then(|| s.chunks.iter().map(chunk).collect()),

@@ -131,7 +131,7 @@ pub fn inspection(i: &Inspection) -> String {
 
 fn shard_row(s: &Shard) -> Vec<String> {
     let damage = match (s.lost_sequences.is_empty(), s.suspect_tail) {
-        (true, false) => "-".to_owned(),
+        (true, false) => s.absent_sequences.as_ref().map_or("-".to_owned(), |a| format!("began behind frame {}", a.to)),
         (true, true) => "tail in doubt".to_owned(),
         (false, _) => format!("frames lost: {}", sequences(&s.lost_sequences)),
     };

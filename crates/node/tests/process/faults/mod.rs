@@ -14,4 +14,5 @@ mod plane;
 mod prober;
 mod rig;
 mod shorter;
+mod standing;
 mod two_away;

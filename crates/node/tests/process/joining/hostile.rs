@@ -165,6 +165,8 @@ fn as_asker(cluster: ClusterId) -> Vec<Row> {
     let name = FrameName { view: ViewNumber(1), sequence: Sequence(1), hid: Hash32([5; 32]) };
     let sync = |shard, names| {
         Message::Sync(SyncRequest {
+            early: false,
+            lacks: false,
             shard,
             view: ViewNumber(1),
             id: 3,
