@@ -1,7 +1,9 @@
 //! The control plane as one thread of a node or gateway sees it.
 
+use freebs_chain::{IntervalAsk, IntervalWord};
+use freebs_control::api::{IntervalAnswer, IntervalQuestion};
 use freebs_control::{Command, ControlPlane, Done, State};
-use freebs_types::Result;
+use freebs_types::{Error, NodeId, Result};
 use std::sync::Arc;
 
 /// Where commands go, and where the state comes from. Each [`ControlPlane`] behind an `Arc` is one; the simulator has one
@@ -16,6 +18,12 @@ pub trait Commands: 'static {
 
     /// The newest state as soon as its revision is another than `since`.
     async fn changed(&self, since: u64) -> Arc<State>;
+
+    /// Asks the head of a shard on that node about an interval, with nothing of the control plane but the way to it. `Retry` if
+    /// it does not answer, or can't say it now.
+    async fn ask_interval(&self, node: NodeId, ask: IntervalAsk) -> Result<IntervalWord> {
+        Err(Error::retry(format!("node {node} can't be asked about shard {} from here", ask.at)))
+    }
 }
 
 impl<C: ControlPlane> Commands for Arc<C> {
@@ -29,5 +37,17 @@ impl<C: ControlPlane> Commands for Arc<C> {
 
     async fn changed(&self, since: u64) -> Arc<State> {
         C::changed(self, since).await
+    }
+
+    async fn ask_interval(&self, node: NodeId, ask: IntervalAsk) -> Result<IntervalWord> {
+        let IntervalAsk { at, id, decides } = ask;
+        let (decider, driver, number) = (id.decider, id.driver.0, id.number.0);
+        let answer = C::ask_interval(self, node, IntervalQuestion { at, decider, driver, number, decides }).await?;
+        Ok(match answer {
+            IntervalAnswer::Committed => IntervalWord::Committed,
+            IntervalAnswer::Aborted => IntervalWord::Aborted,
+            IntervalAnswer::Open => IntervalWord::Open,
+            IntervalAnswer::Over => IntervalWord::Over,
+        })
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::cuts::commands_of;
 use crate::plane::Commands;
-use freebs_chain::{Begins, Branch, ControlPort, CutWord, Forced, Opened};
+use freebs_chain::{Begins, Branch, ControlPort, CutWord, Forced, IntervalAsk, IntervalWord, Opened};
 use freebs_control::{Command, Outcome, Shard, State};
 use freebs_types::{Error, Generation, NodeId, Result, ShardId, StartNumber, ViewNumber};
 
@@ -62,6 +62,17 @@ impl<C: Commands> ControlPort for Port<C> {
             said = self.control.submit(command).await.map(|_| ()).and(said);
         }
         said
+    }
+
+    async fn ask_interval(&self, ask: IntervalAsk) -> Result<IntervalWord> {
+        let state = self.control.state();
+        if state.was_deleted(ask.at.volume) {
+            // Nothing of that volume is there any more, decided or not.
+            return Ok(if ask.decides { IntervalWord::Aborted } else { IntervalWord::Over });
+        }
+        let head = state.shard(ask.at).and_then(Shard::head);
+        let head = head.ok_or_else(|| Error::retry(format!("nobody is known to be head of shard {}", ask.at)))?;
+        self.control.ask_interval(head, ask).await
     }
 }
 

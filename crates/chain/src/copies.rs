@@ -1,7 +1,7 @@
 //! Members are replaced one after the other until none is left that was there when snapshots were taken: workers with
 //! logs of their own, links in memory, and a control plane of a few lines.
 
-use crate::event::{Begins, Branch, ControlPort, CutWord, HostConfig, Mutant, Opened, ShardInfo, ShardSnapshots, Who};
+use crate::event::{Begins, Branch, ControlPort, CutWord, HostConfig, IntervalAsk, IntervalWord, Mutant, Opened, ShardInfo, ShardSnapshots, Who};
 use crate::head::view_secret;
 use crate::worker::{Worker, WorkerConfig};
 use bytes::Bytes;
@@ -106,6 +106,10 @@ impl ControlPort for Plane {
 
     async fn cuts(&self, _: Vec<CutWord>) -> Result<()> {
         Err(Error::invalid("nobody makes snapshots here"))
+    }
+
+    async fn ask_interval(&self, _: IntervalAsk) -> Result<IntervalWord> {
+        Err(Error::invalid("there is one shard only"))
     }
 }
 

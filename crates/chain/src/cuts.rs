@@ -1,4 +1,4 @@
-//! Snapshots at the head of a chain: the cut, the hold, the report, and the end of pins that nobody needs (rules S1, S2, E6).
+//! Snapshots at the head of a chain: the cut, the hold, the report, and the end of pins that nobody needs (rules S1 to S3, E6).
 //!
 //! A head that hears of a snapshot under way orders a frame that pins its own version, and, if other shards are in it, orders
 //! no update behind that until the control plane says that all have reported. It waits `HOLD_MAX` at most: then it goes on,
@@ -87,6 +87,11 @@ impl Cuts {
         self.search = None;
     }
 
+    /// A cut is ordered, or was.
+    pub fn is_taken(&self) -> bool {
+        self.taken.is_some()
+    }
+
     /// No update may be ordered now.
     pub fn holds(&self) -> bool {
         self.taken.is_some_and(|t| t.hold == Hold::Holds)
@@ -123,7 +128,7 @@ impl Replica {
 
     /// True while the head orders no updates.
     pub fn holds(&self) -> bool {
-        self.head.as_ref().is_some_and(|h| h.cuts.holds() || h.window.is_unknown())
+        self.head.as_ref().is_some_and(|h| h.cuts.holds() || h.window.is_unknown() || h.intervals.are_unknown())
     }
 
     /// News of the shard's snapshots: what nobody needs any more may go.
@@ -186,6 +191,9 @@ impl Replica {
         self.pack(ctx);
         if let Some(past) = u.past {
             self.search_past(ctx, u.id, past);
+            return;
+        }
+        if self.waits_for_intervals(ctx) {
             return;
         }
         self.order_pin(ctx, PinUpdate::Snapshot(u.id));

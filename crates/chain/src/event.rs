@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use freebs_format::wire::{FrameName, Message, ReadRequest, SyncRequest};
-use freebs_format::{CarryBody, Frame, FrameHead, Pin, VolumeDescription};
+use freebs_format::{CarryBody, Frame, FrameHead, IntervalId, IntervalRecord, Pin, VolumeDescription};
 use freebs_io::LinkId;
 use freebs_lsvd::{DamagedBlocks, Durable, EventKind, KeptState, MapPlace, PastVersion, Record, TimesAbove};
 use freebs_secrets::HostKey;
@@ -145,6 +145,22 @@ pub enum Mutant {
     OrphansGoOn,
     /// A fork that can't be made flat has the next turn, too.
     TurnsStay,
+    /// I2: a new head takes it that nothing is prepared.
+    PreparedForgotten,
+    /// I2: a prepare that meets another one waits for its outcome.
+    PreparesWait,
+    /// I2: writes change blocks that are prepared.
+    WritesOverPrepared,
+    /// I3: the deciding shard tells of an outcome that is not committed.
+    DecisionsUncommitted,
+    /// I3: the deciding shard says of an interval that it does not have that it was aborted, and does not record it.
+    AbortsUnrecorded,
+    /// I4: the deciding shard forgets what it decided before all participants have it.
+    DecisionsForgotten,
+    /// R2, I2: a driver is answered while intervals of the one before it wait for their outcome.
+    AttachesPastIntervals,
+    /// S3: a shard is cut while something is prepared.
+    CutsThroughIntervals,
 }
 
 /// Where the history of a shard last went on by force (V10). Zeroes if that never happened.
@@ -382,7 +398,44 @@ pub enum Begins {
     },
 }
 
-/// What a worker asks of the control plane.
+/// An interval that a log has in one of the shard's places.
+#[derive(Clone, Debug)]
+pub struct FoundInterval {
+    /// The place.
+    pub place: u32,
+    /// Its record; it may be that of another shard, which this one was cloned from.
+    pub record: IntervalRecord,
+    /// One for each block of its data; none if it is not prepared.
+    pub crcs: Vec<u32>,
+    /// Those blocks.
+    pub data: Vec<Bytes>,
+}
+
+/// A question of a shard's head to that of another one about an interval over both (I3, I4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IntervalAsk {
+    /// The shard that is asked.
+    pub at: ShardId,
+    /// The interval.
+    pub id: IntervalId,
+    /// It is the deciding one, and is to say how it ended; else whether it is over there.
+    pub decides: bool,
+}
+
+/// The answer to an [`IntervalAsk`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IntervalWord {
+    /// It counts: that is committed.
+    Committed,
+    /// It does not count, and never will: that is committed.
+    Aborted,
+    /// Of a participant: it is prepared there, or its outcome is not committed.
+    Open,
+    /// Of a participant: nothing of it waits there any more.
+    Over,
+}
+
+/// What a worker asks of the control plane, and of other nodes.
 #[allow(async_fn_in_trait, reason = "one thread per worker: futures need not be Send")]
 pub trait ControlPort: 'static {
     /// Commits a pending view with the members that the shard is to have (rule V6 numbers it).
@@ -396,6 +449,8 @@ pub trait ControlPort: 'static {
     async fn complete(&self, shard: ShardId, view: ViewNumber, nodes: Vec<NodeId>) -> Result<()>;
     /// Words of heads on snapshots. What is not taken in is said again.
     async fn cuts(&self, words: Vec<CutWord>) -> Result<()>;
+    /// Asks the head of another shard about an interval. `Retry` if it does not answer, or can't say it now.
+    async fn ask_interval(&self, ask: IntervalAsk) -> Result<IntervalWord>;
 }
 
 /// Who is at the other end of a link.
@@ -552,6 +607,26 @@ pub enum Event {
         /// The answer; `NotFound` if it is not kept, another error if it has to be asked again.
         found: Result<Found>,
     },
+    /// The answer to `Action::ListIntervals`.
+    Intervals {
+        /// The shard.
+        shard: ShardId,
+        /// As it was in the action.
+        view: ViewNumber,
+        /// All that the shard's places have, or why that can't be read now.
+        found: Result<Vec<FoundInterval>>,
+    },
+    /// The answer to `Action::AskInterval`.
+    IntervalWord {
+        /// The shard that asked.
+        shard: ShardId,
+        /// As it was in the action.
+        view: ViewNumber,
+        /// As it was in the action.
+        ask: IntervalAsk,
+        /// The answer, if one came.
+        word: Result<IntervalWord>,
+    },
     /// Time has passed; wanted about every 20 ms.
     Tick,
 }
@@ -665,6 +740,24 @@ pub enum Action {
     },
     /// Come back with `Event::PastFound`.
     FindPast(PastAsk),
+    /// Read the shard's places of intervals, as the last durable frame left them, and come back with `Event::Intervals`.
+    ListIntervals {
+        /// The shard.
+        shard: ShardId,
+        /// The head's view.
+        view: ViewNumber,
+        /// No other member may have what can't be read here: it is left out.
+        alone: bool,
+    },
+    /// Ask another shard's head, and come back with `Event::IntervalWord`.
+    AskInterval {
+        /// The shard that asks.
+        shard: ShardId,
+        /// Its head's view.
+        view: ViewNumber,
+        /// The question.
+        ask: IntervalAsk,
+    },
     /// Blocks of another member for damaged ones.
     Mend {
         /// The damaged blocks.

@@ -9,6 +9,7 @@ mod room;
 use crate::coming::Coming;
 use crate::cuts::Cuts;
 use crate::event::Mutant;
+use crate::intervals::Intervals;
 use crate::open::Phase;
 use crate::replica::{Client, Ctx, Replica, TailEntry, with_overhead};
 use crate::secret::Gathered;
@@ -95,6 +96,8 @@ pub(crate) struct Head {
     room: RoomWait,
     /// Its retention window.
     pub window: Window,
+    /// Intervals over several shards.
+    pub intervals: Intervals,
 }
 
 impl Head {
@@ -128,7 +131,20 @@ impl Head {
             cuts: Cuts::default(),
             room: RoomWait::default(),
             window: Window::default(),
+            intervals: Intervals::default(),
         }
+    }
+
+    /// Takes requests out of the queue.
+    pub fn take_waiting(&mut self, which: impl Fn(&WriteRequest) -> bool) -> Vec<(LinkId, WriteRequest)> {
+        let (taken, rest) = std::mem::take(&mut self.waiting).into_iter().partition(|(_, w)| which(w));
+        self.waiting = rest;
+        VecDeque::into(taken)
+    }
+
+    /// The request is the next one again.
+    pub fn wait_in_front(&mut self, link: LinkId, w: WriteRequest) {
+        self.waiting.push_front((link, w));
     }
 
     /// Adds an update about pins, which nobody asked for, to what the next frame will have.
@@ -166,6 +182,7 @@ impl Head {
         self.begin_cuts();
         self.room = RoomWait::default();
         self.window = Window::default();
+        self.intervals = Intervals::default();
     }
 
     /// Whether it is time to say that new members have everything.
@@ -306,6 +323,10 @@ impl Replica {
                 self.order(ctx, frame);
             }
         }
+        if self.has_intervals_of_others(ctx) {
+            // R2: their outcomes lie in front of the floor.
+            return self.put_off_attach(ctx, link);
+        }
         self.clients.insert(link, Client { generation, is_attached: true });
         let floor = if ctx.mutant(Mutant::NoAttachBarrier) { Sequence(0) } else { self.last.sequence };
         if let Some(news) = self.news() {
@@ -334,6 +355,9 @@ impl Replica {
             // A copy of what is on its way: the answer goes where the driver is now.
             *to = link;
             return;
+        }
+        if self.refuses_prepare(&w, ctx) {
+            return self.refuse_for_good(ctx, link, (w.number, w.lowest_open), Refusal::Aborted);
         }
         let must_wait = self.space_for(ctx, &w) != SpaceFor::There || self.is_stuffed() || self.holds();
         let Some(h) = self.head.as_mut() else { return };
@@ -380,7 +404,7 @@ impl Replica {
     /// W7: what needs space is refused before it is ordered; what was ordered once is not. What is on its way may replace
     /// something, or take less of its segment than was set aside for it: until it is committed there is hope.
     fn space_for(&self, ctx: &Ctx<'_>, w: &WriteRequest) -> SpaceFor {
-        if w.kind != UpdateKind::Write || w.crcs.is_empty() {
+        if !matches!(w.kind, UpdateKind::Write | UpdateKind::Prepare) || w.crcs.is_empty() {
             return SpaceFor::There;
         }
         let ordered = self.head.as_ref().is_some_and(|h| !h.uncommitted.is_empty());
@@ -399,7 +423,7 @@ impl Replica {
     }
 
     /// Refuses a request, given its number and the driver's lowest open one, so that no copy of it is applied later.
-    fn refuse_for_good(
+    pub fn refuse_for_good(
         &mut self,
         ctx: &mut Ctx<'_>,
         link: LinkId,
@@ -417,7 +441,14 @@ impl Replica {
     }
 
     fn admit(&mut self, ctx: &mut Ctx<'_>, link: LinkId, w: WriteRequest) {
-        let blocks = self.info.as_ref().map_or(limits::SHARD_BLOCKS_MAX, |i| i.blocks);
+        if w.kind.is_interval() {
+            return self.admit_interval(ctx, link, w);
+        }
+        if self.meets_prepared(&w, ctx) {
+            // Nothing is decided: it is asked for again.
+            return self.refuse(ctx, link, Request::Write(w.number), Refusal::NotReady);
+        }
+        let blocks = self.info.as_ref().map_or(limits::SHARD_VOLUME_BLOCKS_MAX, |i| i.blocks);
         let (number, lowest_open) = (w.number, w.lowest_open);
         let draft = UpdateDraft {
             kind: w.kind,
@@ -429,7 +460,7 @@ impl Replica {
             data: w.data,
         };
         if draft.check(blocks).is_err() {
-            if draft.check(limits::SHARD_BLOCKS_MAX).is_ok() {
+            if draft.check(limits::SHARD_VOLUME_BLOCKS_MAX).is_ok() {
                 // The volume may have grown, and this node not heard of it yet.
                 self.refuse(ctx, link, Request::Write(number), Refusal::NotReady);
             } else {
@@ -437,13 +468,23 @@ impl Replica {
             }
             return;
         }
+        self.add_to_frame(ctx, draft, Some((link, number)));
+    }
+
+    /// Adds an update to what the next frame will have.
+    pub fn add_to_frame(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        draft: UpdateDraft,
+        asked: Option<(LinkId, RequestNumber)>,
+    ) {
         if self.head.as_ref().is_some_and(|h| !h.builder.fits(&draft)) {
             self.pack(ctx);
         }
         self.begin_moment(ctx);
         if let Some(h) = self.head.as_mut() {
             h.builder.push(draft);
-            h.asked.push((link, number));
+            h.asked.extend(asked);
         }
     }
 
@@ -688,6 +729,7 @@ impl Replica {
         for p in late {
             self.nudge(ctx, p);
         }
+        self.see_to_intervals(ctx);
         self.see_to_snapshots(ctx);
         self.look_at_pins(ctx);
         self.see_to_window(ctx);

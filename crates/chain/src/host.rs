@@ -3,7 +3,7 @@
 //! Invariants: only the control plane's word makes a replica; what a replica has promised outlives it, here and in the
 //! log, until the volume is deleted (V2).
 
-use crate::event::{Action, Event, HostConfig, MemberStatus, Mutant, ShardInfo, ShardStatus, Who};
+use crate::event::{Action, Event, HostConfig, IntervalAsk, IntervalWord, MemberStatus, Mutant, ShardInfo, ShardStatus, Who};
 use crate::forks::Forks;
 use crate::mend::Mending;
 use crate::open::Phase;
@@ -292,6 +292,12 @@ impl Host {
             Event::PastFound { ask, found } => {
                 self.with(ask.shard, |r, ctx| r.on_past_found(ctx, ask, found));
             }
+            Event::Intervals { shard, view, found } => {
+                self.with(shard, |r, ctx| r.on_intervals(ctx, view, found));
+            }
+            Event::IntervalWord { shard, view, ask, word } => {
+                self.with(shard, |r, ctx| r.on_interval_word(ctx, view, &ask, word));
+            }
             Event::ForkChecked { shard, result } => self.on_fork_checked(shard, result),
             Event::Orphaned(shard) => self.on_orphaned(shard),
             Event::Damaged(all) => self.mending.add(all),
@@ -306,6 +312,12 @@ impl Host {
                 self.fork_tick();
             }
         }
+    }
+
+    /// Another shard's head asks about an interval. `None`: this is not the head, or can't say it now.
+    pub fn on_interval_ask(&mut self, now: Nanos, ask: &IntervalAsk) -> Option<IntervalWord> {
+        self.now = now;
+        self.with(ask.at, |r, ctx| r.on_interval_ask(ctx, ask)).flatten()
     }
 
     /// Ends a turn: heads pack their frames, and what was gathered becomes messages.

@@ -16,6 +16,7 @@ mod forks;
 mod guard;
 mod head;
 mod host;
+mod intervals;
 mod learn;
 mod lease;
 mod member;
@@ -27,6 +28,7 @@ mod out;
 mod parts;
 mod past;
 mod peers;
+mod places;
 mod regain;
 mod relearn;
 mod repair;
@@ -43,7 +45,7 @@ mod window;
 mod worker;
 
 pub use event::{
-    Action, Begins, Branch, ControlPort, CutWord, Event, Forced, Found, HostConfig, LogStatus, MapPiece, MapSource,
+    Action, Begins, Branch, ControlPort, CutWord, Event, Forced, Found, FoundInterval, HostConfig, IntervalAsk, IntervalWord, LogStatus, MapPiece, MapSource,
     MemberStatus, Mutant, Note, NoteKind, Opened, PastAsk, PastStatus, ShardInfo, ShardSnapshots, ShardStatus,
     SyncSource, UnderWay, Who,
 };

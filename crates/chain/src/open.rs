@@ -594,6 +594,9 @@ impl Replica {
         if self.head.as_ref().is_some_and(|h| h.window.is_unknown()) {
             self.see_to_window(ctx);
         }
+        if self.head.as_ref().is_some_and(|h| h.intervals.are_unknown()) {
+            self.see_to_intervals(ctx);
+        }
         let Some(h) = self.head.as_ref() else { return };
         let Phase::Opening { view, sequence } = h.phase else { return };
         let holding = h.members.iter().filter(|m| m.durable >= sequence).count();

@@ -682,6 +682,7 @@ fn leading_at(wall: u64, window: Result<Found>) -> Scene {
     let ask = window::asks(&asked).pop().expect("the log is asked for its window");
     assert_eq!((ask.wanted, ask.view), (Wanted::Window, ViewNumber(2)));
     s.play(|r, ctx| r.on_past_found(ctx, ask, window));
+    s.play(|r, ctx| r.on_intervals(ctx, ViewNumber(2), Ok(Vec::new())));
     s.play(|r, ctx| r.on_activated(ctx, ViewNumber(2), Ok(())));
     s.play(|r, ctx| r.on_attach(ctx, DRIVER, DriverId(9), Generation(1), Hash32::default()));
     s.both_durable();
@@ -705,6 +706,7 @@ fn request(number: u64, lowest_open: u64, blocks: usize) -> WriteRequest {
         number: RequestNumber(number),
         lowest_open: RequestNumber(lowest_open),
         kind: UpdateKind::Write,
+        interval: None,
         extents: vec![Extent { kind: ExtentKind::Data, range: BlockRange::new(0, blocks as u32) }],
         crcs: vec![block_crc(&data[..BLOCK]); blocks],
         data: vec![data],

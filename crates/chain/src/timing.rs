@@ -116,6 +116,15 @@ const _: () = assert!(ROOM_SILENCE.0 > 3 * HEARTBEAT_EVERY.0 + 3 * TICK.as_nanos
 /// comes within moments, or the asker is gone; what is kept holds memory and pins what the map names.
 pub(crate) const MAP_HOLD: Nanos = Nanos::from_millis(10_000);
 
+/// A prepared interval whose driver says nothing gets its outcome after this time: as long as a lease runs. Shorter, drivers that
+/// wait for a view change of one shard lose what the others have prepared.
+pub(crate) const INTERVAL_PATIENCE: Nanos = Nanos::from_millis(timing::LEASE_MS);
+/// The same while a cut waits: far less than `HOLD_MAX`, for which other shards hold; more than a driver's round trips.
+pub(crate) const INTERVAL_PATIENCE_OF_CUTS: Nanos = Nanos::from_millis(300);
+const _: () = assert!(2 * INTERVAL_PATIENCE_OF_CUTS.0 < HOLD_MAX.0);
+/// Another shard, or the log, is asked again about intervals after this time.
+pub(crate) const INTERVALS_AGAIN: Nanos = Nanos::from_millis(100);
+
 /// When nothing was appended for this long, the log is closed with a mark (rule E7): it tells a torn end from damage.
 /// Shorter, a client that writes now and then pays a write more each time; longer, more writes are under that doubt.
 pub(crate) const MARK_AFTER_IDLE: Nanos = Nanos::from_millis(100);

@@ -6,7 +6,7 @@
 
 use crate::cuts::Words;
 use crate::event::{
-    self, Action, Begins, ControlPort, CutWord, Event, HostConfig, MapSource, Mended, Mutant, Note, NoteKind, Opened,
+    self, Action, Begins, ControlPort, CutWord, Event, HostConfig, IntervalAsk, IntervalWord, MapSource, Mended, Mutant, Note, NoteKind, Opened,
     PastAsk, ShardInfo, ShardStatus, SyncSource, Wanted, Who,
 };
 use crate::flatten::Flattening;
@@ -159,7 +159,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         Ok(worker)
     }
 
-    fn trace(&self, text: String) {
+    pub(crate) fn trace(&self, text: String) {
         (self.0.notes)(&Note::new(NoteKind::Trace, None, text));
     }
 
@@ -324,6 +324,19 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         (host, self.0.clock.now())
     }
 
+    pub(crate) fn answer_interval(&self, ask: &IntervalAsk) -> Option<IntervalWord> {
+        if self.0.stopped.get() {
+            return None;
+        }
+        let word = {
+            let (mut host, now) = self.host_of_now();
+            host.on_interval_ask(now, ask)
+        };
+        self.carry_out();
+        self.0.turn.notify_one();
+        word
+    }
+
     pub(crate) fn step(&self, event: Event) {
         if self.0.stopped.get() {
             return;
@@ -471,6 +484,14 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 // Not from within a step.
                 Action::ListPins { shard } => self.spawn(async move |w: Self| w.list_pins(shard)),
                 Action::FindPast(ask) => self.spawn(async move |w: Self| w.find_past(ask).await),
+                Action::ListIntervals { shard, view, alone } => self.spawn(async move |w: Self| {
+                    let found = w.list_intervals(shard, alone).await;
+                    w.step(Event::Intervals { shard, view, found });
+                }),
+                Action::AskInterval { shard, view, ask } => self.spawn(async move |w: Self| {
+                    let word = w.0.control.ask_interval(ask).await;
+                    w.step(Event::IntervalWord { shard, view, ask, word });
+                }),
                 Action::Mend { blocks, data } => self.spawn(async move |w: Self| w.mend(blocks, &data)),
                 Action::Unmended { id } => self.0.engine.unmended(id),
                 Action::Note(note) => (self.0.notes)(&note),

@@ -224,6 +224,9 @@ pub enum Request {
         /// One that this node has a replica of; others are an error.
         shard: ShardId,
     },
+    /// The head of a shard asks the head of another one about an interval over both; the reply is an `Interval`. `Retry` if
+    /// the shard's head is not on this node, or can't say it now.
+    IntervalAsk(IntervalQuestion),
     /// What happened.
     Events(EventsOf),
     /// Begins the audit of a replica's hash chain, or asks how far it is.
@@ -352,6 +355,8 @@ pub enum Reply {
     },
     /// To `ShardDigest`.
     Digest(ShardDigest),
+    /// To `IntervalAsk`.
+    Interval(IntervalAnswer),
     /// To `ShardAudit`.
     Audit(AuditState),
     /// Oldest first.
@@ -603,6 +608,35 @@ pub struct ShardDigest {
     pub version: Version,
     /// Hash over the contents at that version.
     pub digest: Hash32,
+}
+
+/// A question about an interval over several shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IntervalQuestion {
+    /// The shard that is asked.
+    pub at: ShardId,
+    /// The shard that decides.
+    pub decider: ShardId,
+    /// The driver that has the deciding shard's volume.
+    pub driver: u64,
+    /// That driver's number of the attempt.
+    pub number: u64,
+    /// How did it end? Else: is it over here?
+    pub decides: bool,
+}
+
+/// The answer to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IntervalAnswer {
+    /// It counts.
+    Committed,
+    /// It does not count, and never will.
+    Aborted,
+    /// It waits for its outcome here, or that is not committed.
+    Open,
+    /// Nothing of it waits here any more.
+    Over,
 }
 
 /// The cluster as `freebs status` shows it.

@@ -1,8 +1,9 @@
 //! The control plane as nodes and gateways see it, whoever keeps it.
 
+use crate::api::{IntervalAnswer, IntervalQuestion};
 use crate::command::{Command, Done};
 use crate::state::State;
-use freebs_types::Result;
+use freebs_types::{Error, NodeId, Result};
 use std::future::Future;
 use std::sync::Arc;
 
@@ -17,4 +18,11 @@ pub trait ControlPlane: Send + Sync + 'static {
 
     /// The newest state as soon as its revision is another than `since`.
     fn changed(&self, since: u64) -> impl Future<Output = Arc<State>> + Send;
+
+    /// Asks that node about an interval; nothing else of the control plane is needed for it. `Retry` if it does not answer, or
+    /// can't say it now.
+    fn ask_interval(&self, node: NodeId, of: IntervalQuestion) -> impl Future<Output = Result<IntervalAnswer>> + Send {
+        let why = Error::retry(format!("node {node} can't be asked about shard {} from here", of.at));
+        std::future::ready(Err(why))
+    }
 }

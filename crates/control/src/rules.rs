@@ -79,7 +79,7 @@ pub fn check_stripe(stripe: u64) -> Result<()> {
 pub fn default_shards(size: u64) -> u32 {
     let wished = size.div_ceil(limits::SHARD_SPLIT_BYTES).clamp(1, u64::from(limits::DEFAULT_SHARDS_MAX));
     // A size that sixteen shards can't address gets as many as it needs, with room for the last row of stripes.
-    let needed = size.div_ceil((common::SHARD_BLOCKS_MAX << 12) - limits::DEFAULT_STRIPE_BYTES);
+    let needed = size.div_ceil((common::SHARD_VOLUME_BLOCKS_MAX << 12) - limits::DEFAULT_STRIPE_BYTES);
     u32::try_from(wished.max(needed)).unwrap_or(u32::MAX)
 }
 
@@ -87,13 +87,13 @@ pub fn default_shards(size: u64) -> u32 {
 pub fn check_shards(size: u64, stripe: u64, shards: u32) -> Result<()> {
     if !(1..=common::VOLUME_SHARDS_MAX).contains(&shards) {
         return Err(Error::invalid(format!(
-            "a volume has 1 to {} shards, not {shards}; a shard addresses 1T",
+            "a volume has 1 to {} shards, not {shards}; a shard holds 1022G",
             common::VOLUME_SHARDS_MAX
         )));
     }
-    if blocks_per_shard(size, stripe, u64::from(shards)) > common::SHARD_BLOCKS_MAX {
+    if blocks_per_shard(size, stripe, u64::from(shards)) > common::SHARD_VOLUME_BLOCKS_MAX {
         return Err(Error::invalid(format!(
-            "{} do not fit: a shard addresses 1T, so {shards} of them {shards}T; create the volume with more --shards",
+            "{} do not fit: a shard holds 1022G; create the volume with more --shards",
             format_size(size)
         )));
     }

@@ -1,5 +1,5 @@
 //! Consistency intervals on their way: several changes of a volume that become one update of one shard, so all of
-//! them or none.
+//! them or none; or one in each of several shards (`group`).
 //!
 //! Invariants: an interval takes the blocks of all its segments in one step, so it and others wait only for earlier
 //! ones; it reads old blocks only when all of its blocks are its own; it goes to the head as one update.
@@ -13,13 +13,13 @@ use freebs_types::{BLOCK, Error, Result, Sequence, ViewNumber};
 impl Driver {
     pub(crate) fn interval(&mut self, token: u64, changes: &[Change], out: &mut Vec<Action>) -> Result<()> {
         let layout = self.layout.clone()?;
-        let plan = Plan::new(&layout, changes)?;
+        let plans = Plan::all(&layout, changes)?;
         if self.requests.len() >= REQUESTS_MAX {
             return Err(Error::retry("too many requests wait already"));
         }
-        let empty = plan.is_none();
+        let empty = plans.is_empty();
         let deadline = self.now.plus(self.request_limit);
-        let request = Request::new(token, deadline, What::Interval(plan), 0, 0, layout.walk(0, 0, 1));
+        let request = Request::new(token, deadline, What::Interval(Some(plans)), 0, 0, layout.walk(0, 0, 1));
         let id = self.next_request;
         self.next_request += 1;
         self.requests.insert(id, request);
@@ -31,31 +31,42 @@ impl Driver {
         Ok(())
     }
 
-    /// Takes the blocks of all its segments at once, so intervals and writes wait only for earlier ones.
-    pub(crate) fn begin_interval(&mut self, id: u64, plan: Plan) {
-        let plans = if self.mutated(Mutant::SplitInterval) { plan.split() } else { vec![plan] };
-        for plan in plans {
-            let charge = plan.data_bytes().max(BLOCK);
-            let (shard, ranges) = (plan.shard(), plan.uses());
-            let progress = Progress::new(plan);
-            let range = ranges.first().expect("a plan has segments").0;
-            let key = self.insert_part(id, shard, range, 0, 0, Work::Interval(Box::new(progress)), charge);
-            let mut tickets = Vec::with_capacity(ranges.len());
-            let mut waiting = 0;
-            for (range, how) in ranges {
-                let (ticket, granted) = self.shards[shard].blocks.enter(range, how, key);
-                tickets.push(ticket);
-                waiting += usize::from(!granted);
-            }
-            let part = self.parts.get_mut(key).expect("was just inserted");
-            part.tickets_from(tickets);
-            if let Work::Interval(progress) = &mut part.work {
-                progress.waits_for(waiting);
-            }
-            if waiting == 0 {
-                self.runnable.push_back(key);
-            }
+    /// Its turn has come: it takes its blocks.
+    pub(crate) fn begin_interval(&mut self, id: u64, mut plans: Vec<Plan>) {
+        if plans.len() > 1 {
+            return self.begin_group(id, plans);
         }
+        if self.mutated(Mutant::SplitInterval) {
+            plans = plans.into_iter().flat_map(Plan::split).collect();
+        }
+        for plan in plans {
+            self.begin_plan(id, plan);
+        }
+    }
+
+    /// Takes the blocks of all segments at once, so intervals and writes wait only for earlier ones.
+    pub(crate) fn begin_plan(&mut self, id: u64, plan: Plan) -> Key {
+        let charge = plan.data_bytes().max(BLOCK);
+        let (shard, ranges) = (plan.shard(), plan.uses());
+        let progress = Progress::new(plan);
+        let range = ranges.first().expect("a plan has segments").0;
+        let key = self.insert_part(id, shard, range, 0, 0, Work::Interval(Box::new(progress)), charge);
+        let mut tickets = Vec::with_capacity(ranges.len());
+        let mut waiting = 0;
+        for (range, how) in ranges {
+            let (ticket, granted) = self.shards[shard].blocks.enter(range, how, key);
+            tickets.push(ticket);
+            waiting += usize::from(!granted);
+        }
+        let part = self.parts.get_mut(key).expect("was just inserted");
+        part.tickets_from(tickets);
+        if let Work::Interval(progress) = &mut part.work {
+            progress.waits_for(waiting);
+        }
+        if waiting == 0 {
+            self.runnable.push_back(key);
+        }
+        key
     }
 
     /// One ticket was granted, or none was waited for.
@@ -92,6 +103,9 @@ impl Driver {
         let Some(part) = self.parts.get_mut(key) else { return };
         let (s, Work::Interval(progress)) = (part.shard, &part.work) else { return };
         part.work = Work::Scattered(progress.contents());
+        if let Some(group) = part.group {
+            return self.part_gathered(group, out);
+        }
         self.shards[s].outbox.push_back(key);
         self.send_waiting(s, out);
     }

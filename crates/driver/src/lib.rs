@@ -16,10 +16,11 @@
 //! - Memory is bounded by windows (`limits::DRIVER_WINDOW_BYTES`, `DRIVER_REQUESTS_MAX`); more waits, unsplit.
 //!
 //! The folder: `stripe` (where bytes lie), `blocks` (who waits for whom), `requests` (of clients, and their parts),
-//! `plan` and `interval` (changes that happen together), `writes` and `reads` (parts on their way), `shard` (views, attachment, barrier), `leases` (the right to answer),
+//! `plan`, `interval` and `group` (changes that happen together), `writes` and `reads` (parts on their way), `shard` (views, attachment, barrier), `leases` (the right to answer),
 //! `members` (links and who to ask). Beside them `past`: a core of its own that reads snapshots, without an attachment.
 
 mod blocks;
+mod group;
 mod info;
 mod interval;
 mod leases;
@@ -37,19 +38,20 @@ mod updates;
 mod writes;
 
 pub use info::{Counters, Info, MemberInfo, ShardInfo};
-pub use plan::{Change, INTERVAL_BYTES_MAX, INTERVAL_CHANGES_MAX, INTERVAL_RUNS_MAX, Placed};
+pub use plan::{Change, INTERVAL_BYTES_MAX, INTERVAL_CHANGES_MAX, INTERVAL_RUNS_MAX, INTERVAL_SHARDS_MAX, INTERVAL_TOTAL_BYTES_MAX, Placed};
 pub use timing::REQUEST_LIMIT;
 
 use bytes::Bytes;
 use freebs_format::Pin;
 use freebs_format::wire::Message;
-use freebs_types::{DriverId, Error, Generation, Hash32, Nanos, NodeId, Peer, Result, ShardId, ViewNumber, VolumeId};
+use freebs_types::{DriverId, Error, Generation, Hash32, IntervalNumber, Nanos, NodeId, Peer, Result, ShardId, ViewNumber, VolumeId};
+use group::Group;
 use members::Link;
 use reads::{Attempt, Fetch};
 use requests::{Part, Request};
 use shard::Shard;
 use slab::{Key, Slab};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use stripe::Layout;
 use timers::{Timer, Timers};
@@ -125,6 +127,8 @@ pub enum Mutant {
     ForgetGivenUp,
     /// An interval goes to the head as two updates.
     SplitInterval,
+    /// I1: an interval is decided when its first shard has it, whatever the others have.
+    DecideEarly,
     /// Sub-block writes of one block are not queued.
     SharedUpdates,
     /// W3: a repeat gets a number of its own.
@@ -178,8 +182,9 @@ pub enum Op {
         /// The range may count as a hole afterwards.
         may_trim: bool,
     },
-    /// Changes that happen together or not at all; `Reply::Committed` answers. All of them have to lie in one shard,
-    /// and within `INTERVAL_BYTES_MAX`, `INTERVAL_RUNS_MAX` and `INTERVAL_CHANGES_MAX`.
+    /// Changes that happen together or not at all; `Reply::Committed` answers. In each shard they are
+    /// within `INTERVAL_BYTES_MAX` and `INTERVAL_RUNS_MAX`, a little less if there are several, and all within
+    /// `INTERVAL_TOTAL_BYTES_MAX`, `INTERVAL_SHARDS_MAX` and `INTERVAL_CHANGES_MAX`.
     Interval {
         /// In order: of those that overlap the later one counts.
         changes: Arc<[Change]>,
@@ -338,6 +343,11 @@ pub struct Driver {
     /// Requests that are not cut into parts yet, in order of arrival.
     admission: VecDeque<u64>,
     parts: Slab<Part>,
+    /// Intervals over several shards.
+    groups: Slab<Group>,
+    next_interval: IntervalNumber,
+    /// Attempts that may not be over in all of their shards.
+    open_intervals: BTreeSet<IntervalNumber>,
     /// Parts that may go on: their blocks have become theirs.
     runnable: VecDeque<Key>,
     /// Bytes of parts, for the window.
@@ -380,6 +390,9 @@ impl Driver {
             next_held: 0,
             admission: VecDeque::new(),
             parts: Slab::new(),
+            groups: Slab::new(),
+            next_interval: IntervalNumber(1),
+            open_intervals: BTreeSet::new(),
             runnable: VecDeque::new(),
             bytes: 0,
             fetches: Slab::new(),
@@ -467,6 +480,7 @@ impl Driver {
                 Timer::Lease(s) => self.leases_due(s, out),
                 Timer::Reads(s) => self.reads_again(s, out),
                 Timer::Hedge(fetch) => self.hedge(fetch, out),
+                Timer::Group(group) => self.try_again(group, out),
             }
         }
         while let Some((&id, request)) = self.requests.first_key_value()
@@ -519,6 +533,7 @@ impl Driver {
         self.held_back.clear();
         self.admission.clear();
         self.parts = Slab::new();
+        self.groups = Slab::new();
         self.runnable.clear();
         self.bytes = 0;
         self.fetches = Slab::new();

@@ -18,6 +18,10 @@ pub const INTERVAL_BYTES_MAX: usize = limits::UPDATE_DATA_BYTES_MAX;
 pub const INTERVAL_RUNS_MAX: usize = limits::UPDATE_EXTENTS_MAX;
 /// Changes in one interval.
 pub const INTERVAL_CHANGES_MAX: usize = 4096;
+/// Bytes of the blocks that get data by one interval in all of its shards.
+pub const INTERVAL_TOTAL_BYTES_MAX: usize = 64 << 20;
+/// Shards that one interval changes.
+pub const INTERVAL_SHARDS_MAX: usize = limits::INTERVAL_SHARDS_MAX;
 
 const _: () = assert!(INTERVAL_BYTES_MAX <= limits::DRIVER_WINDOW_BYTES);
 
@@ -140,13 +144,12 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// `None`: the interval changes nothing.
-    pub fn new(layout: &Layout, changes: &[Change]) -> Result<Option<Self>> {
+    /// One for each shard that the interval changes, in order.
+    pub fn all(layout: &Layout, changes: &[Change]) -> Result<Vec<Self>> {
         if changes.len() > INTERVAL_CHANGES_MAX {
             return Err(Error::invalid("the interval has more than 4,096 changes: make it smaller"));
         }
-        let mut overlay = Overlay::default();
-        let mut shard = None;
+        let mut overlays: BTreeMap<usize, Overlay> = BTreeMap::new();
         for change in changes {
             let (offset, len, source) = match change {
                 Change::Write { offset, data } => (*offset, data.len() as u64, Source::Data(data.clone())),
@@ -156,26 +159,20 @@ impl Plan {
             if !layout.holds(offset, len) {
                 return Err(Error::invalid("the interval reaches beyond the end of the volume"));
             }
+            let mut runs = 0;
             for (at, n, s) in layout.runs(offset, offset + len) {
-                if *shard.get_or_insert(s) != s {
-                    return Err(Error::invalid(
-                        "the interval spans several shards, which is not supported yet: change only bytes of one \
-                         shard in it, or use a volume with one shard",
-                    ));
+                runs += 1;
+                if runs > STRIPES_MAX {
+                    return Err(Error::invalid("a change of the interval goes over too many stripes: make it smaller"));
                 }
                 let start = layout.address(at);
-                overlay.put(start, start + n, source.cut(at - offset, n));
+                overlays.entry(s).or_default().put(start, start + n, source.cut(at - offset, n));
             }
         }
-        let Some(shard) = shard else { return Ok(None) };
-        let plan = Self { shard, segments: segments(overlay) };
-        if plan.segments.len() > INTERVAL_RUNS_MAX {
-            return Err(Error::invalid("the interval changes more than 1,024 runs of blocks: make it smaller"));
-        }
-        if plan.data_bytes() > INTERVAL_BYTES_MAX {
-            return Err(Error::invalid("the interval changes more than 4 MiB of data: make it smaller"));
-        }
-        Ok(Some(plan))
+        let plans: Vec<Self> =
+            overlays.into_iter().map(|(shard, o)| Self { shard, segments: segments(o) }).collect();
+        check(&plans)?;
+        Ok(plans)
     }
 
     pub fn shard(&self) -> usize {
@@ -202,6 +199,36 @@ impl Plan {
         let two = [self.segments, behind].into_iter().filter(|s| !s.is_empty());
         two.map(|segments| Self { shard: self.shard, segments }).collect()
     }
+}
+
+/// Stripes that one change goes over at most: a trim may be as long as the volume.
+const STRIPES_MAX: usize = INTERVAL_SHARDS_MAX * INTERVAL_RUNS_MAX;
+
+/// Whether the plans of an interval are within its limits.
+fn check(plans: &[Plan]) -> Result<()> {
+    if plans.len() > INTERVAL_SHARDS_MAX {
+        return Err(Error::invalid("the interval changes more than 64 shards: make it smaller"));
+    }
+    let is_one = plans.len() == 1;
+    if plans.iter().any(|p| p.segments.len() > INTERVAL_RUNS_MAX) {
+        return Err(Error::invalid("the interval changes more than 1,024 runs of blocks: make it smaller"));
+    }
+    if plans.iter().any(|p| p.data_bytes() > INTERVAL_BYTES_MAX) {
+        return Err(Error::invalid("the interval changes more than 4 MiB of data: make it smaller"));
+    }
+    let fits = |p: &Plan| {
+        p.segments.len() <= limits::INTERVAL_EXTENTS_MAX && p.data_bytes() <= limits::INTERVAL_DATA_BYTES_MAX
+    };
+    if !is_one && !plans.iter().all(fits) {
+        return Err(Error::invalid(
+            "the interval changes more than 1,020 runs of blocks, or 4 MiB less 16 KiB of data, of one of its shards: make \
+             it smaller",
+        ));
+    }
+    if plans.iter().map(Plan::data_bytes).sum::<usize>() > INTERVAL_TOTAL_BYTES_MAX {
+        return Err(Error::invalid("the interval changes more than 64 MiB of data: make it smaller"));
+    }
+    Ok(())
 }
 
 /// Cuts an overlay into runs of whole blocks, and single blocks that are made of pieces.
@@ -331,11 +358,12 @@ mod tests {
                 wanted[at..at + new.len()].copy_from_slice(&new);
                 touched[at..at + new.len()].fill(true);
             }
-            let plan = Plan::new(&layout, &changes).unwrap();
-            prop_assert_eq!(plan.is_none(), !touched.contains(&true));
+            let plan = Plan::all(&layout, &changes).unwrap();
+            prop_assert_eq!(plan.is_empty(), !touched.contains(&true));
+            prop_assert!(plan.len() <= 1);
             let mut seen = vec![0xee; SIZE as usize];
             let mut behind = 0;
-            for segment in plan.map(|p| p.segments).unwrap_or_default() {
+            for segment in plan.into_iter().flat_map(|p| p.segments) {
                 prop_assert!(u64::from(segment.range.start.0) >= behind, "in order, none twice");
                 behind = segment.range.end();
                 let at = segment.range.start.0 as usize * BLOCK;

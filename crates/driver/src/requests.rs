@@ -8,6 +8,7 @@
 //! that have not ended; a part without a request is a write that was given up, and nothing but its fate ends it.
 
 use crate::blocks::Use;
+use crate::group::Doing;
 use crate::plan::{Placed, Plan, Progress};
 use crate::slab::Key;
 use crate::stripe::{Layout, Span, Walk};
@@ -33,8 +34,8 @@ pub(crate) enum What {
     Status,
     Write(Bytes),
     Void(ExtentKind),
-    /// The plan is taken out when its part begins.
-    Interval(Option<Plan>),
+    /// The plans are taken out when their parts begin.
+    Interval(Option<Vec<Plan>>),
 }
 
 pub(crate) struct Request {
@@ -76,6 +77,13 @@ impl Request {
 
     pub fn place(&mut self, placed: Placed) {
         self.placed.push(placed);
+    }
+
+    /// An interval over several shards is decided: none of its parts is waited for but the one that ends now.
+    pub fn is_decided(&mut self, placed: Vec<Placed>) {
+        self.placed = placed;
+        self.open = 1;
+        self.parts.clear();
     }
 
     pub fn failed(&self) -> bool {
@@ -141,6 +149,9 @@ pub(crate) struct Part {
     ticket: Key,
     /// Of an interval, the tickets of its other segments.
     more: Vec<Key>,
+    /// Of an interval over several shards.
+    pub group: Option<Key>,
+    pub doing: Doing,
     /// Bytes in the window.
     charge: usize,
 }
@@ -236,9 +247,10 @@ impl Driver {
                 && request.error.is_none()
                 && let Some(taken) = plan.take()
             {
-                let shard = &self.shards[taken.shard()];
-                if shard.parts >= limits::DRIVER_REQUESTS_MAX
-                    || (self.bytes > 0 && self.bytes + taken.data_bytes() > limits::DRIVER_WINDOW_BYTES)
+                let is_full = |p: &Plan| self.shards[p.shard()].parts >= limits::DRIVER_REQUESTS_MAX;
+                let bytes: usize = taken.iter().map(Plan::data_bytes).sum();
+                if taken.iter().any(is_full)
+                    || (self.bytes > 0 && self.bytes + bytes > limits::DRIVER_WINDOW_BYTES)
                 {
                     *plan = Some(taken);
                     return;
@@ -324,6 +336,8 @@ impl Driver {
             old: [None, None],
             ticket: Key::MIN,
             more: Vec::new(),
+            group: None,
+            doing: Doing::Nothing,
             charge,
         };
         let key = self.parts.insert(part);
@@ -386,6 +400,11 @@ impl Driver {
 
     /// Ends a part: its blocks and its share of the windows are free again, its request hears of it.
     pub(crate) fn end_part(&mut self, key: Key, result: Result<Vec<Run>>, out: &mut Vec<Action>) {
+        if let (Err(error), Some(group)) = (&result, self.parts.get(key).and_then(|p| p.group))
+            && self.groups.get(group).is_some()
+        {
+            return self.fail_group(group, error.clone(), out);
+        }
         let Some(part) = self.parts.remove(key) else { return };
         for fetch in part.fetches.into_iter().flatten() {
             self.drop_fetch(fetch);
@@ -445,6 +464,9 @@ impl Driver {
         }
         self.requests.remove(&id);
         let forget = self.mutated(Mutant::ForgetGivenUp);
+        if let Some(group) = self.group_of(&parts) {
+            return self.expire_group(group, (token, error), parts, out);
+        }
         for key in parts {
             let Some(part) = self.parts.get_mut(key) else { continue };
             part.request = None;
@@ -460,9 +482,33 @@ impl Driver {
                 tickets.into_iter().for_each(|ticket| self.shards[shard].blocks.stick(ticket));
             }
         }
-        let late = || Error::retry("no quorum of the members answered in time");
         out.push(Action::Done { token, result: Err(error.unwrap_or_else(late)) });
     }
+
+    /// The same of an interval over several shards. Before it is asked to be decided it is aborted, and that is sure.
+    fn expire_group(
+        &mut self,
+        group: Key,
+        (token, mut error): (u64, Option<Error>),
+        parts: Vec<Key>,
+        out: &mut Vec<Action>,
+    ) {
+        for key in parts {
+            error = error.or_else(|| self.corrupt_seen(key));
+            let Some(part) = self.parts.get_mut(key) else { continue };
+            part.request = None;
+            let (shard, tickets): (_, Vec<_>) = (part.shard, part.tickets().collect());
+            self.counters.given_up += 1;
+            tickets.into_iter().for_each(|ticket| self.shards[shard].blocks.stick(ticket));
+        }
+        let aborted = self.group_expired(group, out);
+        let error = if aborted { error.unwrap_or_else(crate::group::late) } else { late() };
+        out.push(Action::Done { token, result: Err(error) });
+    }
+}
+
+fn late() -> Error {
+    Error::retry("no quorum of the members answered in time")
 }
 
 /// The bytes `[skip, skip + len)` of some runs.

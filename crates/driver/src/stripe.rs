@@ -57,9 +57,9 @@ impl Layout {
             return Err(Error::invalid("a stripe is a power of two from 4,096 bytes to 1 TiB"));
         }
         let n = shards as u64;
-        let capacity = n * limits::SHARD_BLOCKS_MAX * BLOCK as u64;
+        let capacity = n * limits::SHARD_VOLUME_BLOCKS_MAX * BLOCK as u64;
         if size > capacity {
-            return Err(Error::invalid("a shard holds at most 1 TiB: the volume needs more shards"));
+            return Err(Error::invalid("a shard holds at most 1,022 GiB: the volume needs more shards"));
         }
         // One shard is one endless stripe.
         Ok(Self { size, stripe: if n == 1 { 1 << 62 } else { stripe }, shards: n })

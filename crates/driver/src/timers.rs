@@ -22,6 +22,8 @@ pub(crate) enum Timer {
     Lease(usize),
     /// A read that has no answer goes to another member, too.
     Hedge(Key),
+    /// An interval that was aborted is tried again.
+    Group(Key),
 }
 
 #[derive(Default)]

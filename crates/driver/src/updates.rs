@@ -5,7 +5,7 @@
 
 use bytes::{Buf, Bytes};
 use freebs_format::{Extent, ExtentKind, UpdateKind, block_crcs, is_zero};
-use freebs_types::{BLOCK, BlockRange, limits};
+use freebs_types::{BLOCK, BlockRange};
 
 /// What a part writes.
 #[derive(Clone, Debug)]
@@ -112,6 +112,11 @@ impl Source {
 }
 
 impl Update {
+    /// Nothing: what is asked for needs none.
+    pub fn nothing() -> Self {
+        Self { kind: UpdateKind::Write, extents: Vec::new(), crcs: Vec::new(), data: Vec::new() }
+    }
+
     /// `wanted` is the kind that the client asked for: an update that has other extents, too, is a write.
     pub fn build(start: u32, blocks: &[Blocks], wanted: UpdateKind) -> Self {
         let mut update = Self { kind: wanted, extents: Vec::with_capacity(1), crcs: Vec::new(), data: Vec::new() };
@@ -133,8 +138,8 @@ impl Update {
         update
     }
 
-    /// Several runs, each with its first block, in order. Zeroes are left out unless that makes too many extents.
-    pub fn scattered(runs: &[(u32, Blocks)]) -> Self {
+    /// Several runs, each with its first block, in order. Zeroes are left out unless that makes more than `most` extents.
+    pub fn scattered(runs: &[(u32, Blocks)], most: usize) -> Self {
         let mut update = Self { kind: UpdateKind::Write, extents: Vec::new(), crcs: Vec::new(), data: Vec::new() };
         for (start, blocks) in runs {
             match blocks {
@@ -142,7 +147,7 @@ impl Update {
                 Blocks::Data(bytes) => update.add(bytes, &mut start.clone()),
             }
         }
-        if update.extents.len() <= limits::UPDATE_EXTENTS_MAX {
+        if update.extents.len() <= most {
             return update;
         }
         update = Self { kind: UpdateKind::Write, extents: Vec::new(), crcs: Vec::new(), data: Vec::new() };

@@ -4,6 +4,7 @@
 //! their numbers. It ends when A members have its sequence in one view (W4), or when the head has refused it for
 //! good. `lowest_open` never passes a number whose fate is not known, given-up ones included.
 
+use crate::group::Doing;
 use crate::members::Backoff;
 use crate::requests::Work;
 use crate::shard::Attach;
@@ -77,7 +78,9 @@ impl Driver {
         self.counters.retries += u64::from(sent.copies > 0);
         sent.copies += 1;
         sent.last = self.now;
+        let (group, doing) = (part.group, part.doing);
         let update = match &part.work {
+            Work::Scattered(_) if matches!(doing, Doing::Commit | Doing::Abort) => Update::nothing(),
             Work::Ready(blocks, wanted) => {
                 let kind = match wanted {
                     ExtentKind::Data => UpdateKind::Write,
@@ -86,23 +89,31 @@ impl Driver {
                 };
                 Update::build(part.range.start.0, blocks, kind)
             }
-            Work::Scattered(runs) => Update::scattered(runs),
+            Work::Scattered(runs) => {
+                let most = group.map_or(limits::UPDATE_EXTENTS_MAX, |_| limits::INTERVAL_EXTENTS_MAX);
+                Update::scattered(runs, most)
+            }
             _ => return 0,
         };
+        let (shard, view, to) = (shard.id, shard.view, head.peer);
+        let interval = group.and_then(|g| self.interval_request(g, doing));
+        let kind = interval.as_ref().map_or(update.kind, |(kind, _)| *kind);
+        let interval = interval.map(|(_, part)| Box::new(part));
         let bytes = update.data.iter().map(|d| d.len()).sum();
         let message = Message::Write(WriteRequest {
-            shard: shard.id,
-            view: shard.view,
+            shard,
+            view,
             generation: self.generation,
             driver: self.driver,
             number,
             lowest_open,
-            kind: update.kind,
+            kind,
+            interval,
             extents: update.extents,
             crcs: update.crcs,
             data: update.data,
         });
-        out.push(Action::Send { to: head.peer, message });
+        out.push(Action::Send { to, message });
         bytes
     }
 
@@ -171,6 +182,10 @@ impl Driver {
             assert_eq!(sent.sequence, Some(sequence), "an update ends where the head of this view has put it (W4)");
             shard.floor = shard.floor.max(sequence);
             let view = shard.view;
+            if let Some(group) = self.parts.get(sent.part).and_then(|p| p.group) {
+                self.part_durable((group, sent.part), view, sequence, out);
+                continue;
+            }
             self.interval_placed(sent.part, view, sequence);
             self.end_part(sent.part, Ok(Vec::new()), out);
         }
@@ -200,12 +215,16 @@ impl Driver {
             Refusal::NoSpace => Error::no_space("the nodes of this volume are full"),
             Refusal::Invalid => Error::invalid("the head of the shard does not understand this write"),
             Refusal::NotFound => Error::not_found("the shard does not exist there any more"),
+            Refusal::Aborted => Error::busy("the interval was aborted: another one, or a snapshot, was in its way"),
             // Nothing is decided.
             _ => return self.reattach(s),
         };
         let part = sent.part;
         shard.writes.remove(&number);
-        self.end_part(part, Err(error), out);
+        match self.parts.get(part).and_then(|p| p.group) {
+            Some(group) => self.part_refused((group, part), error, reason == Refusal::Aborted, out),
+            None => self.end_part(part, Err(error), out),
+        }
         self.send_waiting(s, out);
     }
 

@@ -7,7 +7,7 @@
 use crate::bodies::{MarkBody, ViewBody};
 use crate::header::{
     DIGEST_PREFIX, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_FLAT, FEATURE_FORK, FEATURE_GIVEN_UP, FEATURE_HISTORY,
-    FEATURE_LOST, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FEATURES, FRAME_MAGIC, FRAME_VERSION,
+    FEATURE_INTERVALS, FEATURE_LOST, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FEATURES, FRAME_MAGIC, FRAME_VERSION,
 };
 use crate::{
     ExtentDesc, ExtentKind, FrameDigest, FrameHeader, FrameKind, PinUpdate, UpdateDesc, UpdateKind, block_crc, crc32c,
@@ -208,6 +208,9 @@ impl FrameHead {
             }
             if kind.is_pin() && self.header.features.get() & FEATURE_PINS == 0 {
                 return Err(corrupt("pinned version in a frame that says it has none"));
+            }
+            if kind.is_interval() && self.header.features.get() & FEATURE_INTERVALS == 0 {
+                return Err(corrupt("update of an interval in a frame that says it has none"));
             }
             total += data;
         }
@@ -528,14 +531,7 @@ impl FrameBuilder {
             body.put_slice(desc.as_bytes());
         }
         for e in updates.iter().flat_map(|u| &u.extents) {
-            let desc = ExtentDesc {
-                lba: e.range.start.0.into(),
-                blocks: e.range.len.into(),
-                kind: e.kind as u8,
-                flags: 0,
-                reserved: 0.into(),
-            };
-            body.put_slice(desc.as_bytes());
+            body.put_slice(ExtentDesc::of(e).as_bytes());
         }
         for c in updates.iter().flat_map(|u| &u.crcs) {
             body.put_u32_le(*c);
@@ -572,12 +568,13 @@ impl FrameBuilder {
 
     /// What a reader must know to read this body.
     fn features(kind: FrameKind, updates: u32, body: &[u8]) -> u32 {
+        let has = |which: fn(UpdateKind) -> bool| {
+            <[UpdateDesc]>::ref_from_prefix_with_elems(body, updates as usize)
+                .is_ok_and(|(descs, _)| descs.iter().any(|d| UpdateKind::from_byte(d.kind).is_some_and(which)))
+        };
+        let intervals = kind == FrameKind::Data && has(UpdateKind::is_interval);
         let pins = match kind {
-            FrameKind::Data => {
-                <[UpdateDesc]>::ref_from_prefix_with_elems(body, updates as usize).is_ok_and(|(descs, _)| {
-                    descs.iter().any(|d| UpdateKind::from_byte(d.kind).is_some_and(UpdateKind::is_pin))
-                })
-            }
+            FrameKind::Data => has(UpdateKind::is_pin),
             FrameKind::Mark => MarkBody::names_pins(body),
             _ => false,
         };
@@ -593,6 +590,7 @@ impl FrameBuilder {
         let bits = [
             (history, FEATURE_HISTORY),
             (flat, FEATURE_FLAT),
+            (intervals, FEATURE_INTERVALS),
             (fork, FEATURE_FORK),
             (lost, FEATURE_LOST),
             (pins, FEATURE_PINS),

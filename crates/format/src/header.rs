@@ -33,6 +33,9 @@ pub const FEATURE_LOST: u32 = 512;
 /// Feature bit of a mark of a clone's shard that reads from no parent any more. A reader without it would not miss what is lost of
 /// that.
 pub const FEATURE_FLAT: u32 = 1024;
+/// Feature bit of a data frame with an update that prepares, commits or aborts an interval. A head without it would not
+/// know that these blocks wait for a decision.
+pub const FEATURE_INTERVALS: u32 = 2048;
 /// All feature bits that this version knows.
 pub(crate) const FEATURES: u32 = FEATURE_PINS
     | FEATURE_SHARED
@@ -43,7 +46,8 @@ pub(crate) const FEATURES: u32 = FEATURE_PINS
     | FEATURE_HISTORY
     | FEATURE_FORK
     | FEATURE_LOST
-    | FEATURE_FLAT;
+    | FEATURE_FLAT
+    | FEATURE_INTERVALS;
 /// Bytes of the header that the digest covers; behind them come the hashes themselves.
 pub const DIGEST_PREFIX: usize = 112;
 
@@ -82,7 +86,7 @@ impl FrameKind {
     }
 }
 
-/// What an update does. Four to seven are reserved numbers.
+/// What an update does. Seven is a reserved number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum UpdateKind {
@@ -92,11 +96,11 @@ pub enum UpdateKind {
     Trim = 2,
     /// The blocks read as zeroes and count as written.
     Zero = 3,
-    /// Reserved: nothing makes such an update yet.
+    /// Puts record and data of an interval into a place of the shard (`interval`). Has extents, as a write.
     Prepare = 4,
-    /// Reserved: nothing makes such an update yet.
+    /// Puts the data of a prepared interval where they belong, and empties its place; in the deciding shard the record stays.
     Commit = 5,
-    /// Reserved: nothing makes such an update yet.
+    /// Empties the place of an interval; in the deciding shard the record stays.
     Abort = 6,
     /// Reserved: nothing makes such an update yet.
     Relocate = 7,
@@ -134,7 +138,13 @@ impl UpdateKind {
     /// meaning it gets a feature bit, too; a reader that does not know the kind would take the update for a write.
     #[must_use]
     pub fn is_reserved(self) -> bool {
-        matches!(self, Self::Prepare | Self::Commit | Self::Abort | Self::Relocate)
+        self == Self::Relocate
+    }
+
+    /// True for updates of intervals over several shards. To the log they are writes.
+    #[must_use]
+    pub fn is_interval(self) -> bool {
+        matches!(self, Self::Prepare | Self::Commit | Self::Abort)
     }
 
     /// True for updates that say which versions are kept, and change no block.
@@ -321,6 +331,16 @@ pub struct ExtentDesc {
 const _: () = assert!(size_of::<ExtentDesc>() == 12);
 
 impl ExtentDesc {
+    pub(crate) fn of(e: &crate::Extent) -> Self {
+        Self {
+            lba: e.range.start.0.into(),
+            blocks: e.range.len.into(),
+            kind: e.kind as u8,
+            flags: 0,
+            reserved: 0.into(),
+        }
+    }
+
     /// First block of the extent.
     pub fn start(&self) -> Lba {
         Lba(self.lba.get())

@@ -10,6 +10,7 @@ mod description;
 pub mod disk;
 mod frame;
 mod header;
+mod interval;
 pub mod keys;
 pub mod layout;
 mod lost;
@@ -27,9 +28,10 @@ pub use description::VolumeDescription;
 pub use frame::{Extent, Frame, FrameBefore, FrameBuilder, FrameHead, FrameMeta, Update, UpdateDraft};
 pub use header::{
     ExtentDesc, ExtentKind, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_FLAT, FEATURE_FORK, FEATURE_GIVEN_UP,
-    FEATURE_HISTORY, FEATURE_LOST, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FRAME_MAGIC, FrameHeader, FrameKind,
+    FEATURE_HISTORY, FEATURE_INTERVALS, FEATURE_LOST, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FRAME_MAGIC, FrameHeader, FrameKind,
     UpdateDesc, UpdateKind,
 };
+pub use interval::{INTERVAL_MAGIC, IntervalId, IntervalRecord, IntervalState, interval_data, interval_place};
 pub use lost::{LOST_MAGIC, is_lost_block, lost_block};
 pub use packed::{pack, packed_len_max, unpack};
 pub use pins::{PIN_BYTES, Pin, PinUpdate};

@@ -23,7 +23,7 @@ use freebs_control::{Command, CreateVolume, Holder};
 use freebs_driver::DriverConfig;
 use freebs_io::LinkId;
 use freebs_lsvd::Digest;
-use freebs_types::{ClusterId, DriverId, Hash32, Nanos, NodeId, Result, SECTOR, ShardId, StartNumber, VolumeId};
+use freebs_types::{ClusterId, DriverId, Error, Hash32, Nanos, NodeId, Result, SECTOR, ShardId, StartNumber, VolumeId};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -202,6 +202,11 @@ impl Cluster {
         net.set_receiver(Rc::downgrade(&receiver));
         let weak = Rc::downgrade(&cluster);
         control.set_hear(Rc::new(move |from, node, shard| weak.upgrade()?.heard_of(from, node, shard)));
+        let weak = Rc::downgrade(&cluster);
+        control.set_ask_head(Rc::new(move |node, ask| {
+            let there = weak.upgrade().and_then(|c| c.node(node.0).filter(|n| n.runs()).and_then(|n| n.worker()));
+            there.ok_or_else(|| Error::retry("the node does not answer"))?.on_interval_ask(ask)
+        }));
         let weak = Rc::downgrade(&cluster);
         control.set_on_branch(Rc::new(move |shard, view| crate::forced::on_branch(&weak, shard, view)));
         Ok(cluster)

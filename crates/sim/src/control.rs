@@ -11,6 +11,7 @@ use crate::world::World;
 use freebs_agent::{
     About, Begun, CameWith, Commands, Following, Lapse, Numbered, Pause, TakenIn, in_place_of_lapsed, refused,
 };
+use freebs_chain::{IntervalAsk, IntervalWord};
 use freebs_control::{Command, CreateVolume, Done, Mutant, Outcome, State, Volume};
 use freebs_types::{
     ClusterId, Error, Generation, HostPublic, Nanos, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId,
@@ -23,6 +24,9 @@ use tokio::sync::{Notify, oneshot};
 
 /// The news of a replica that can be heard now at the place that asks.
 pub type Hear = dyn Fn(Place, NodeId, ShardId) -> Option<Lapse>;
+
+/// The head of a shard on a node that can be asked now at the place that asks.
+pub type AskHead = dyn Fn(NodeId, &IntervalAsk) -> Result<IntervalWord>;
 
 /// Hears of a branch: the shard, and the view that began it.
 pub type OnBranch = dyn Fn(ShardId, ViewNumber);
@@ -49,6 +53,7 @@ pub struct Control {
     /// Processes that follow the state.
     planes: RefCell<Vec<Weak<Followed>>>,
     hear: RefCell<Option<Rc<Hear>>>,
+    ask_head: RefCell<Option<Rc<AskHead>>>,
     /// Wrongs in commands of heads, as they were given.
     accused: RefCell<Vec<Accusation>>,
     /// Told of each branch that becomes active.
@@ -74,6 +79,7 @@ impl Control {
             lose_answer_in: Cell::new(None),
             planes: RefCell::default(),
             hear: RefCell::default(),
+            ask_head: RefCell::default(),
             accused: RefCell::default(),
             on_branch: RefCell::default(),
             seats: RefCell::default(),
@@ -88,6 +94,32 @@ impl Control {
     /// From now on replicas can be asked about the leases of their drivers.
     pub fn set_hear(&self, hear: Rc<Hear>) {
         *self.hear.borrow_mut() = Some(hear);
+    }
+
+    /// From now on heads can be asked about intervals.
+    pub fn set_ask_head(&self, ask: Rc<AskHead>) {
+        *self.ask_head.borrow_mut() = Some(ask);
+    }
+
+    /// Goes to a head and back over the network.
+    async fn ask_head(&self, from: Place, node: NodeId, ask: IntervalAsk) -> Result<IntervalWord> {
+        let lost = || Error::retry("the node can't be reached");
+        let Some(wait) = self.net.round_trip(from, Place::Node(node.0)) else {
+            self.sleep(timing::CALL_PATIENCE).await;
+            return Err(lost());
+        };
+        let half = Nanos(wait.0 / 2);
+        self.sleep(half).await;
+        let head = self.ask_head.borrow().clone().ok_or_else(lost)?;
+        let word = head(node, &ask);
+        self.world.say(|| format!("node {node}: {from:?} asks {ask:?}: {word:?}"));
+        self.world.count("heads asked about intervals");
+        if self.loses_answer() {
+            self.sleep(timing::CALL_PATIENCE).await;
+            return Err(lost());
+        }
+        self.sleep(half).await;
+        word
     }
 
     /// From now on the nodes keep the state.
@@ -664,5 +696,9 @@ impl Commands for Plane {
             }
             heard.await;
         }
+    }
+
+    async fn ask_interval(&self, node: NodeId, ask: IntervalAsk) -> Result<IntervalWord> {
+        self.0.control.ask_head(self.0.me, node, ask).await
     }
 }

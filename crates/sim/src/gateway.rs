@@ -545,8 +545,10 @@ impl Gateway {
             Open::Interval { id, changes, slot } => {
                 let places: Vec<_> = changes.iter().map(|c| (c.first, c.count)).collect();
                 self.end_write(id, result.is_ok(), &places);
-                if let Ok(reply) = result {
-                    self.judge_places(&reply);
+                match result {
+                    Ok(reply) => self.judge_places(&reply),
+                    Err(e) if e.kind == ErrorKind::Busy => self.oracle.never(self.volume, id),
+                    Err(_) => {}
                 }
                 slot
             }
@@ -596,7 +598,8 @@ impl Gateway {
         let fine = match kind {
             ErrorKind::Fenced => self.is_superseded(),
             // A request that is not answered in time fails when the driver is closed.
-            ErrorKind::Retry => self.allowed.retry || self.is_leaving(),
+            // An interval is aborted when it takes too long.
+            ErrorKind::Retry | ErrorKind::Busy => self.allowed.retry || self.is_leaving(),
             ErrorKind::NoSpace => self.allowed.no_space,
             ErrorKind::Corrupt | ErrorKind::DeviceFailed => self.allowed.corrupt,
             _ => false,

@@ -66,6 +66,10 @@ number!(
     RequestNumber(u64)
 );
 number!(
+    /// A driver's number of an interval over several shards, +1 for each attempt. 1 and up; 0 means "none".
+    IntervalNumber(u64)
+);
+number!(
     /// Raised at every start of a node or gateway, kept in the superblock (nodes) or in the control plane.
     StartNumber(u64)
 );

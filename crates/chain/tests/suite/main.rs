@@ -392,6 +392,7 @@ fn what_waits_for_a_slow_disk_takes_room() {
             number: RequestNumber(number),
             lowest_open: RequestNumber(1),
             kind: UpdateKind::Write,
+            interval: None,
             extents: vec![Extent { kind: ExtentKind::Data, range: BlockRange::new(0, 16) }],
             crcs: vec![block_crc(&data[..BLOCK]); 16],
             data: vec![data],

@@ -55,6 +55,7 @@ impl Story {
             number: RequestNumber(number),
             lowest_open: RequestNumber(1),
             kind: UpdateKind::Write,
+            interval: None,
             extents: vec![Extent { kind: ExtentKind::Data, range: BlockRange::new(0, 1) }],
             crcs: vec![block_crc(&data)],
             data: vec![data],

@@ -241,7 +241,7 @@ impl Past {
                 Timer::Connect(peer) => self.connect_again(peer, out),
                 Timer::Reads(s) => self.reads_again(s, out),
                 Timer::Hedge(fetch) => self.hedge(fetch, out),
-                Timer::Attach(_) | Timer::Follow(_) | Timer::Stall(_) | Timer::Lease(_) => {}
+                Timer::Attach(_) | Timer::Follow(_) | Timer::Stall(_) | Timer::Lease(_) | Timer::Group(_) => {}
             }
         }
         while let Some((&id, request)) = self.requests.first_key_value()

@@ -4,13 +4,14 @@ use super::encode::message_crc;
 use super::structs::{self as s, kind};
 use super::{
     DurableItem, FrameName, Given, HeartbeatItem, Hello, Leased, MapPoint, Message, Piece, ReadReply, ReadRequest,
-    Refusal, Refused, Request, Role, Room, SealAnswer, SyncMode, SyncReply, SyncRequest, ViewNews, Welcome,
+    IntervalPart, Refusal, Refused, Request, Role, Room, SealAnswer, SyncMode, SyncReply, SyncRequest, ViewNews, Welcome,
     WriteRequest,
 };
-use crate::{Extent, ExtentDesc, ExtentKind, Frame, FrameHead, Pin, UpdateKind, ViewBody, crc32c};
+use crate::interval::{ParticipantDesc, participants};
+use crate::{IntervalId, Extent, ExtentDesc, ExtentKind, Frame, FrameHead, Pin, UpdateKind, ViewBody, crc32c};
 use bytes::{Bytes, BytesMut};
 use freebs_types::{
-    BLOCK, BlockRange, ClusterId, DriverId, Error, Generation, Hash32, HostPublic, Lba, Nanos, NodeId, RequestNumber,
+    BLOCK, BlockRange, ClusterId, DriverId, Error, Generation, Hash32, HostPublic, IntervalNumber, Lba, Nanos, NodeId, RequestNumber,
     Result, SLICE_BYTES, SealedSlice, Sequence, ShardId, Slice, SnapshotId, StartNumber, Version, ViewNumber, VolumeId,
     limits,
 };
@@ -245,19 +246,37 @@ fn extents(table: &[ExtentDesc]) -> Result<Vec<Extent>> {
     table.iter().map(extent).collect()
 }
 
+/// The interval that a request is about, and what is behind that.
+fn interval(meta: &[u8]) -> Result<(Option<Box<IntervalPart>>, &[u8])> {
+    let (m, rest) = split::<s::IntervalMeta>(meta)?;
+    if m.participants.get() as usize > limits::INTERVAL_SHARDS_MAX {
+        return Err(bad("interval over too many shards"));
+    }
+    let (table, rest) = split_table::<ParticipantDesc>(rest, m.participants.get() as usize)?;
+    let id = IntervalId {
+        decider: ShardId { volume: VolumeId(m.decider_volume.get()), index: m.decider_shard.get() },
+        driver: DriverId(m.driver.get()),
+        number: IntervalNumber(m.number.get()),
+    };
+    let lowest_open = IntervalNumber(m.lowest_open.get());
+    Ok((Some(Box::new(IntervalPart { id, lowest_open, participants: participants(table)? })), rest))
+}
+
 fn write(h: &Head, meta: &[u8], payload: Bytes) -> Result<WriteRequest> {
     let (m, rest) = split::<s::WriteMeta>(meta)?;
     if m.extents.get() as usize > limits::UPDATE_EXTENTS_MAX || payload.len() > limits::UPDATE_DATA_BYTES_MAX {
         return Err(bad("write beyond the limits of an update"));
     }
+    let kind = match UpdateKind::from_byte(m.kind) {
+        Some(k @ (UpdateKind::Write | UpdateKind::Trim | UpdateKind::Zero)) => k,
+        Some(k) if k.is_interval() => k,
+        _ => return Err(bad("a driver can't ask for this kind of update")),
+    };
+    let (interval, rest) = if kind.is_interval() { interval(rest)? } else { (None, rest) };
     let (table, crcs) = split_table::<ExtentDesc>(rest, m.extents.get() as usize)?;
     if !payload.len().is_multiple_of(BLOCK) || crcs.len() != payload.len() / BLOCK * 4 {
         return Err(bad("CRC table does not fit the data"));
     }
-    let kind = match UpdateKind::from_byte(m.kind) {
-        Some(k @ (UpdateKind::Write | UpdateKind::Trim | UpdateKind::Zero)) => k,
-        _ => return Err(bad("a driver can't ask for this kind of update")),
-    };
     Ok(WriteRequest {
         shard: h.shard,
         view: h.view,
@@ -266,6 +285,7 @@ fn write(h: &Head, meta: &[u8], payload: Bytes) -> Result<WriteRequest> {
         number: RequestNumber(h.id),
         lowest_open: RequestNumber(m.lowest_open.get()),
         kind,
+        interval,
         extents: extents(table)?,
         crcs: <[U32]>::ref_from_bytes(crcs).expect("multiple of four").iter().map(|c| c.get()).collect(),
         data: if payload.is_empty() { Vec::new() } else { vec![payload] },

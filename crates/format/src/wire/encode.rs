@@ -5,6 +5,7 @@ use super::{
     DurableItem, FrameName, Given, HeartbeatItem, Hello, Message, ReadReply, ReadRequest, Refused, Request, Room,
     SealAnswer, SyncReply, SyncRequest, ViewNews, Welcome, WriteRequest,
 };
+use crate::interval::put_participants;
 use crate::{ExtentDesc, Frame, crc32c};
 use bytes::{BufMut, Bytes, BytesMut};
 use freebs_types::{Generation, HostPublic, NodeId, RequestNumber, SealedSlice, Sequence, ShardId, ViewNumber};
@@ -94,15 +95,22 @@ fn put_write(w: &WriteRequest, out: &mut BytesMut) -> Addressed {
         reserved2: 0.into(),
     };
     out.put_slice(meta.as_bytes());
-    for e in &w.extents {
-        let desc = ExtentDesc {
-            lba: e.range.start.0.into(),
-            blocks: e.range.len.into(),
-            kind: e.kind as u8,
-            flags: 0,
-            reserved: 0.into(),
+    if let Some(i) = &w.interval {
+        let meta = s::IntervalMeta {
+            decider_volume: i.id.decider.volume.0.into(),
+            decider_shard: i.id.decider.index.into(),
+            participants: (i.participants.len() as u32).into(),
+            driver: i.id.driver.0.into(),
+            number: i.id.number.0.into(),
+            lowest_open: i.lowest_open.0.into(),
         };
-        out.put_slice(desc.as_bytes());
+        out.put_slice(meta.as_bytes());
+        let mut shards = Vec::new();
+        put_participants(&i.participants, &mut shards);
+        out.put_slice(&shards);
+    }
+    for e in &w.extents {
+        out.put_slice(ExtentDesc::of(e).as_bytes());
     }
     w.crcs.iter().for_each(|c| out.put_u32_le(*c));
     Addressed { view: w.view, id: w.number.0, ..Addressed::of_driver(w.shard, w.generation) }

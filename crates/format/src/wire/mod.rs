@@ -10,10 +10,10 @@ mod structs;
 
 pub use structs::*;
 
-use crate::{Extent, ExtentKind, Frame, Pin, UpdateKind, ViewBody};
+use crate::{Extent, ExtentKind, Frame, IntervalId, Pin, UpdateKind, ViewBody};
 use bytes::Bytes;
 use freebs_types::{
-    BlockRange, ClusterId, DriverId, Error, ErrorKind, Generation, Hash32, HostPublic, Lba, Nanos, NodeId,
+    BlockRange, ClusterId, DriverId, Error, ErrorKind, Generation, Hash32, HostPublic, IntervalNumber, Lba, Nanos, NodeId,
     RequestNumber, SealedSlice, Sequence, ShardId, Slice, StartNumber, Version, ViewNumber,
 };
 
@@ -78,14 +78,28 @@ pub struct WriteRequest {
     pub number: RequestNumber,
     /// The driver's lowest request without an answer: nothing below is repeated any more.
     pub lowest_open: RequestNumber,
-    /// `Write`, `Trim` or `Zero`; the other kinds are not for drivers.
+    /// `Write`, `Trim` or `Zero`; or, with an `interval`, `Prepare`, `Commit` or `Abort`. The other kinds are not for drivers.
     pub kind: UpdateKind,
-    /// Blocks that it changes, at most `limits::UPDATE_EXTENTS_MAX`.
+    /// The interval that it prepares, commits or aborts.
+    pub interval: Option<Box<IntervalPart>>,
+    /// Blocks that it changes, at most `limits::UPDATE_EXTENTS_MAX`; none of a `Commit` or `Abort`.
     pub extents: Vec<Extent>,
     /// One per data block.
     pub crcs: Vec<u32>,
     /// Whole blocks each, in the order of the extents; at most `limits::UPDATE_DATA_BYTES_MAX` together.
     pub data: Vec<Bytes>,
+}
+
+/// The interval that a driver's request is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IntervalPart {
+    /// Its name.
+    pub id: IntervalId,
+    /// The lowest number of an interval of that driver, in that deciding shard's volume, that may not be over in all of its shards: what was decided of those
+    /// before may be forgotten.
+    pub lowest_open: IntervalNumber,
+    /// All shards that it changes, in order; only of a `Prepare`.
+    pub participants: Vec<ShardId>,
 }
 
 /// A read or question for block status, of a driver, of a reader of the past, or of a member that mends its log.
@@ -162,6 +176,8 @@ pub enum Refusal {
     NotFound = 8,
     /// The request itself is wrong: asking again does not help.
     Invalid = 9,
+    /// The interval was aborted, or can't be prepared now: another attempt may do.
+    Aborted = 10,
 }
 
 impl Refusal {
@@ -177,6 +193,7 @@ impl Refusal {
             Self::DeviceFailed,
             Self::NotFound,
             Self::Invalid,
+            Self::Aborted,
         ]
         .into_iter()
         .find(|r| *r as u8 == b)

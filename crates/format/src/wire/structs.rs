@@ -150,6 +150,19 @@ pub(crate) struct WriteMeta {
 }
 const _: () = assert!(size_of::<WriteMeta>() == 32);
 
+/// Behind `WriteMeta` if the kind is one of intervals: then the participants.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct IntervalMeta {
+    pub(crate) decider_volume: U64,
+    pub(crate) decider_shard: U32,
+    pub(crate) participants: U32,
+    pub(crate) driver: U64,
+    pub(crate) number: U64,
+    pub(crate) lowest_open: U64,
+}
+const _: () = assert!(size_of::<IntervalMeta>() == 40);
+
 /// One item of `Ordered`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]

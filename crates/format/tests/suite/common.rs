@@ -374,6 +374,7 @@ pub fn write_request() -> WriteRequest {
         number: d.number,
         lowest_open: d.lowest_open,
         kind: d.kind,
+        interval: None,
         extents: d.extents,
         crcs: d.crcs,
         data: vec![d.data.concat().into()],

@@ -36,7 +36,7 @@ pub use server::{hear_seat, serve, turn_away};
 pub use service::{Me, Service};
 pub use snapshots::{ROLLING_BACK, name_of_time};
 
-use freebs_control::api::{ShardDigest, ShardStatus};
+use freebs_control::api::{IntervalAnswer, IntervalQuestion, ShardDigest, ShardStatus};
 use freebs_control::audit::{AuditOf, AuditState};
 use freebs_types::{Result, ShardId, VolumeId};
 use std::future::Future;
@@ -59,4 +59,8 @@ pub trait LocalNode: Send + Sync + 'static {
 
     /// Hash over everything a replica holds now; reads and checks all of it. `NotFound` if the shard is not here.
     fn digest(&self, shard: ShardId) -> LocalFuture<'_, Result<ShardDigest>>;
+
+    /// Another shard's head asks the head of one that is here about an interval. `Retry` if it is not here, or can't say it
+    /// now.
+    fn ask_interval(&self, of: IntervalQuestion) -> LocalFuture<'_, Result<IntervalAnswer>>;
 }

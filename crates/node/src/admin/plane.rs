@@ -6,7 +6,7 @@ use super::seat::{self, Order, SeatOptions, SeatPort};
 use crate::timing;
 use freebs_agent::{About, Begun, Pause, TakenIn, refused};
 use freebs_consensus::handle::Handle;
-use freebs_control::api::GatewayInfo;
+use freebs_control::api::{GatewayInfo, IntervalAnswer, IntervalQuestion};
 use freebs_control::{Command, ControlPlane, Done, State};
 use freebs_types::{ClusterId, Error, ErrorKind, NodeId, Result};
 use std::sync::{Arc, OnceLock, Weak};
@@ -248,5 +248,11 @@ impl ControlPlane for Plane {
             // Whoever published the state has stopped with the process.
             Err(_) => std::future::pending().await,
         }
+    }
+
+    async fn ask_interval(&self, node: NodeId, of: IntervalQuestion) -> Result<IntervalAnswer> {
+        let service = self.service.get().and_then(Weak::upgrade);
+        let service = service.ok_or_else(|| Error::retry("this node does not serve yet"))?;
+        service.ask_interval(node, of).await
     }
 }

@@ -1,12 +1,12 @@
 //! Answers to control requests at one node.
 
 use super::plane::Plane;
-use super::{LocalNode, snapshots, status};
+use super::{Client, LocalNode, snapshots, status};
 use crate::conn::May;
 use crate::events::{EventLog, now_ms};
 use crate::timing;
 use bytes::Bytes;
-use freebs_control::api::{DrainStatus, GatewayInfo, NodeInfo, Reply, Request, ShardStatus, VolumeState, VolumeStatus};
+use freebs_control::api::{DrainStatus, GatewayInfo, IntervalAnswer, IntervalQuestion, NodeInfo, Reply, Request, ShardStatus, VolumeState, VolumeStatus};
 use freebs_control::limits::SHARD_STATUS_PAGE_MAX;
 use freebs_control::timing::WATCH_MS;
 use freebs_control::{Ack, Command, ControlPlane, CreateVolume, State, Volume};
@@ -275,6 +275,20 @@ impl Service {
         freebs_agent::in_place_of_lapsed(command, state, of)
     }
 
+    /// Asks the head of a shard on that node, which may be this one, about an interval.
+    pub(super) async fn ask_interval(&self, node: NodeId, of: IntervalQuestion) -> Result<IntervalAnswer> {
+        if node == self.me.id {
+            return self.local.ask_interval(of).await;
+        }
+        let state = self.state()?;
+        let there = state.node(node).ok_or_else(|| Error::retry(format!("node {node} is not known here")))?;
+        let client = Client::connect_to(there).await?;
+        match client.call(&Request::IntervalAsk(of), timing::NODE_ANSWER_MAX).await? {
+            Reply::Interval(answer) => Ok(answer),
+            _ => Err(Error::retry("a node answered something else")),
+        }
+    }
+
     async fn delete(&self, name: &str, force: bool, with_snapshots: bool) -> Result<Reply> {
         let volume = self.state()?.need(name)?.id;
         let command = match with_snapshots {
@@ -382,6 +396,7 @@ impl Service {
             }
             Request::Events(of) => super::events::events(self, of).await,
             Request::ShardAudit { node, audit } => Ok(Reply::Audit(super::audit::audit(self, node, audit).await?)),
+            Request::IntervalAsk(of) => Ok(Reply::Interval(self.local.ask_interval(of).await?)),
             Request::ShardDigest { shard } => Ok(Reply::Digest(self.local.digest(shard).await?)),
         }
     }

@@ -10,7 +10,7 @@ use bytes::BytesMut;
 use freebs_consensus::Seat;
 use freebs_consensus::wire::{Envelope, Message as SeatMessage};
 use freebs_control::api::{
-    GatewayInfo, MemberState, Reply, Request, ShardDigest, ShardStatus, Status, Verification, VolumeState,
+    GatewayInfo, IntervalAnswer, IntervalQuestion, MemberState, Reply, Request, ShardDigest, ShardStatus, Status, Verification, VolumeState,
 };
 use freebs_control::audit::{AuditGo, AuditOf, AuditState};
 use freebs_control::{Ack, Command, ControlPlane, CreateVolume, Outcome, State};
@@ -96,6 +96,12 @@ impl LocalNode for Fake {
             }
             Ok(ShardDigest { shard, view: s.view, version: s.version, digest })
         })
+    }
+
+    fn ask_interval(&self, of: IntervalQuestion) -> LocalFuture<'_, Result<IntervalAnswer>> {
+        let is_here = self.shards.lock().unwrap().contains_key(&of.at);
+        let answer = if of.decides { IntervalAnswer::Aborted } else { IntervalAnswer::Over };
+        Box::pin(async move { if is_here { Ok(answer) } else { Err(Error::retry("no such head here")) } })
     }
 }
 

@@ -173,6 +173,11 @@ impl<C: ControlPlane> Core<C> {
                 Command::Status { reply } => {
                     let _ = reply.send(self.shards.as_ref().map(Worker::status).unwrap_or_default());
                 }
+                Command::AskInterval { ask, reply } => {
+                    let no_shards = || Err(Error::retry("no shards here"));
+                    let word = self.shards.as_ref().map_or_else(no_shards, |s| s.on_interval_ask(&ask));
+                    let _ = reply.send(word);
+                }
                 Command::Digest { shard, reply } => {
                     let engine = self.shards.as_ref().map(|s| s.engine().clone());
                     tokio::task::spawn_local(async move {

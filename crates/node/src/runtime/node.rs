@@ -13,17 +13,18 @@ use crate::places::Places;
 use crate::timing;
 use crate::{headroom, identity};
 use freebs_agent::{Begun, CameWith, TakenIn, highest_start, log_status};
-use freebs_chain::ShardStatus as ChainStatus;
-use freebs_control::api::{MemberState, PastReport, ReadsFrom, ShardDigest, ShardStatus};
+use freebs_chain::{IntervalAsk, IntervalWord, ShardStatus as ChainStatus};
+use freebs_control::api::{IntervalAnswer, IntervalQuestion, MemberState, PastReport, ReadsFrom, ShardDigest, ShardStatus};
 use freebs_control::audit::{AuditOf, AuditState};
 use freebs_control::events::{EventKind, Told};
 use freebs_control::{ControlPlane, State};
+use freebs_format::IntervalId;
 use freebs_format::disk::{HOST_KEY_BYTES, HostKeyFile, SUPERBLOCK_AT, SUPERBLOCK_BYTES};
 use freebs_format::wire::{Role, Welcome};
 use freebs_io::Random;
 use freebs_io::linux::{OsRandom, Poison, Pulse};
 use freebs_secrets::HostKey;
-use freebs_types::{
+use freebs_types::{DriverId, IntervalNumber,
     ClusterId, Error, ErrorKind, Hash32, HostPublic, NodeId, Peer, Result, ShardId, StartNumber, VolumeId, limits,
 };
 use std::cell::OnceCell;
@@ -713,6 +714,26 @@ impl LocalNode for Local {
             let status = self.chain_status().await;
             let view = status.iter().find(|s| s.shard == shard).map(|s| s.view).unwrap_or_default();
             Ok(ShardDigest { shard, view, version: digest.version, digest: digest.hash })
+        })
+    }
+
+    fn ask_interval(&self, of: IntervalQuestion) -> LocalFuture<'_, Result<IntervalAnswer>> {
+        Box::pin(async move {
+            let gone = || Error::retry("this node is stopping");
+            let (reply, answer) = oneshot::channel();
+            let id = IntervalId {
+                decider: of.decider,
+                driver: DriverId(of.driver),
+                number: IntervalNumber(of.number),
+            };
+            let ask = IntervalAsk { at: of.at, id, decides: of.decides };
+            self.worker(of.at).send(Command::AskInterval { ask, reply }).map_err(|_| gone())?;
+            Ok(match answer.await.map_err(|_| gone())?? {
+                IntervalWord::Committed => IntervalAnswer::Committed,
+                IntervalWord::Aborted => IntervalAnswer::Aborted,
+                IntervalWord::Open => IntervalAnswer::Open,
+                IntervalWord::Over => IntervalAnswer::Over,
+            })
         })
     }
 }

@@ -7,7 +7,7 @@ use crate::events::EventLog;
 use crate::timing;
 use bytes::BytesMut;
 use freebs_agent::{Port, workers_of};
-use freebs_chain::{HostConfig, ShardStatus, Worker, WorkerConfig};
+use freebs_chain::{HostConfig, IntervalAsk, IntervalWord, ShardStatus, Worker, WorkerConfig};
 use freebs_control::audit::{AuditOf, AuditState};
 use freebs_control::events::{EventKind, Told};
 use freebs_control::{ControlPlane, State};
@@ -150,6 +150,11 @@ pub enum Command {
     },
     Status {
         reply: oneshot::Sender<Vec<ShardStatus>>,
+    },
+    /// Another shard's head asks the head of one that is here.
+    AskInterval {
+        ask: IntervalAsk,
+        reply: oneshot::Sender<Result<IntervalWord>>,
     },
     Digest {
         shard: ShardId,

@@ -7,8 +7,9 @@
 //!
 //! Invariant: where a shard went on by force nothing is concluded from older writes.
 
-use super::{Cluster, Volume, Write};
+use super::{Cluster, Oracle, Volume, Write};
 use crate::content::Value;
+use freebs_types::VolumeId;
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Write {
@@ -21,6 +22,21 @@ impl Write {
 
     fn is_one_update(&self, a: u64, b: u64, group: u64) -> bool {
         self.covers(a) && self.covers(b) && (self.is_interval || a / group == b / group)
+    }
+}
+
+impl Oracle {
+    /// An interval was answered as aborted: nobody ever sees anything of it.
+    pub fn never(&self, volume: VolumeId, write: Value) {
+        let mut volumes = self.volumes.borrow_mut();
+        let Some(v) = volumes.get_mut(&volume) else { return };
+        let Some(w) = v.writes.get(&write) else { return };
+        if w.seen.is_some() {
+            self.world.violation(format!("volume {volume}: write {write} was answered as aborted, and has been read"));
+        }
+        for c in v.sectors.values_mut().flatten().filter(|c| c.write == write) {
+            c.dead = true;
+        }
     }
 }
 

@@ -255,6 +255,7 @@ fn write_request() -> impl Strategy<Value = WriteRequest> {
         number: d.number,
         lowest_open: d.lowest_open,
         kind: d.kind,
+        interval: None,
         extents: d.extents,
         crcs: d.crcs,
         data: if d.data.is_empty() { Vec::new() } else { vec![d.data.concat().into()] },

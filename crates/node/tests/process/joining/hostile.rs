@@ -58,6 +58,7 @@ fn write(shard: ShardId, view: u64, generation: u64) -> Message {
         number: RequestNumber(1),
         lowest_open: RequestNumber(1),
         kind: UpdateKind::Write,
+        interval: None,
         extents: vec![extent],
         crcs: vec![freebs_format::crc32c(&data)],
         data: vec![data],
