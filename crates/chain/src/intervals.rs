@@ -1,6 +1,6 @@
 //! Intervals over several shards at the head of a chain (rules I1 to I4, S3).
 //!
-//! A prepared interval lies in one of the shard's last places (`freebs_format::interval_place`): its record and its data, as
+//! A prepared interval lies in one of the shard's last places (`freebs_format::interval_record`): its record and its data, as
 //! ordinary blocks. So the set of what is prepared is a part of the map: it is in every log that has the frames, is learned,
 //! cleaned, mended and read again after a start as all blocks are. A head reads it from its own log before it orders anything.
 //!
@@ -23,7 +23,7 @@ use bytes::Bytes;
 use freebs_format::wire::{IntervalPart, Refusal, Request, WriteRequest};
 use freebs_format::{
     Extent, ExtentKind, IntervalId, IntervalRecord, IntervalState, UpdateDraft, UpdateKind, block_crcs, interval_data,
-    interval_place,
+    interval_record,
 };
 use freebs_io::LinkId;
 use freebs_types::{
@@ -246,7 +246,7 @@ impl Replica {
             extents: w.extents,
         };
         let mut draft = draft(UpdateKind::Prepare, (w.driver, w.number, w.lowest_open));
-        put_blocks(&mut draft, interval_place(place).start, &record.encode());
+        put_blocks(&mut draft, interval_record(place).start, &record.encode());
         if bytes > 0 {
             let range = BlockRange { start: interval_data(place), len: (bytes / BLOCK) as u32 };
             draft.extents.push(Extent { kind: ExtentKind::Data, range });
@@ -322,8 +322,8 @@ impl Replica {
             draft.crcs = std::mem::take(&mut held.crcs);
             draft.data = std::mem::take(&mut held.data);
         }
-        let used = interval_data(place).0 + held.record.data_blocks();
-        let mut start = interval_place(place).start;
+        let (mut start, data) = (interval_record(place).start, interval_data(place));
+        let (record_end, data_end) = (start.0 + held.record.blocks(), data.0 + held.record.data_blocks());
         (held.crcs, held.data) = (Vec::new(), Vec::new());
         if decides {
             held.record.state = if commits { IntervalState::Committed } else { IntervalState::Aborted };
@@ -334,7 +334,8 @@ impl Replica {
             start = Lba(start.0 + 1);
         }
         held.is_over = !decides;
-        put_trim(&mut draft, start, used);
+        put_trim(&mut draft, start, record_end);
+        put_trim(&mut draft, data, data_end);
         let sequence = self.gather(ctx, draft, asked);
         if let Some(held) = self.head.as_mut().and_then(|h| h.intervals.places.get_mut(&place)) {
             held.sequence = sequence;
@@ -353,7 +354,7 @@ impl Replica {
             extents: Vec::new(),
         };
         let mut draft = draft(UpdateKind::Abort, OWN);
-        put_blocks(&mut draft, interval_place(place).start, &record.encode());
+        put_blocks(&mut draft, interval_record(place).start, &record.encode());
         let sequence = self.gather(ctx, draft, None);
         self.hold(place, record, sequence, ctx.now, (Vec::new(), Vec::new()));
         self.pack(ctx);
@@ -482,7 +483,7 @@ impl Replica {
         let mut draft = draft(UpdateKind::Trim, OWN);
         for place in gone.into_iter().take(FORGOTTEN_MAX) {
             i.places.remove(&place);
-            let start = interval_place(place).start;
+            let start = interval_record(place).start;
             put_trim(&mut draft, start, start.0 + 1);
         }
         if !draft.extents.is_empty() {

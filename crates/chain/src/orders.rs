@@ -32,6 +32,7 @@ mod cuts;
 mod forced;
 mod forks;
 mod guard;
+mod intervals;
 mod leases;
 mod leaving;
 mod past;

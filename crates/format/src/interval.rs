@@ -1,8 +1,9 @@
 //! Intervals over several shards: how a shard's blocks tell of them, and how a driver's requests name them.
 //!
-//! A shard's last addresses are *places* of `INTERVAL_PLACE_BLOCKS` blocks each. An update that prepares an interval writes its
-//! record and its data to a free place; the one that commits it writes the data where they belong, and trims the place; one
-//! that aborts it only trims. In the deciding shard the record stays, and says which of the two it was.
+//! A shard's last addresses are *places*: blocks for a record each, and behind those of all records blocks for the data of each. An
+//! update that prepares an interval writes its record and its data to a free place; the one that commits it writes the data
+//! where they belong, and trims the place; one that aborts it only trims. In the deciding shard the record stays, and says which
+//! of the two it was.
 //!
 //! Invariant: a record names its own shard, so what a clone sees of its parent's places is none of its own.
 
@@ -105,32 +106,36 @@ const _: () = assert!(
     size_of::<RecordFixed>()
         + limits::INTERVAL_SHARDS_MAX * size_of::<ParticipantDesc>()
         + limits::INTERVAL_EXTENTS_MAX * size_of::<ExtentDesc>()
-        <= limits::INTERVAL_RECORD_BLOCKS_MAX * BLOCK
+        <= limits::INTERVAL_RECORD_BLOCKS_MAX as usize * BLOCK
 );
 // A record without extents is one block.
 const _: () =
     assert!(size_of::<RecordFixed>() + limits::INTERVAL_SHARDS_MAX * size_of::<ParticipantDesc>() <= BLOCK);
-const _: () = assert!(
-    limits::INTERVAL_RECORD_BLOCKS_MAX + limits::INTERVAL_DATA_BYTES_MAX / BLOCK
-        <= limits::INTERVAL_PLACE_BLOCKS as usize
-);
+const _: () = assert!(limits::INTERVAL_DATA_BYTES_MAX / BLOCK <= limits::INTERVAL_PLACE_BLOCKS as usize);
 
 fn bad(what: &'static str) -> Error {
     Error::corrupt(what)
 }
 
-/// The blocks of a place: those of the record, as many as one may have, and those of the data.
+/// The blocks of a place's record, as many as one may have.
 #[must_use]
-pub fn interval_place(place: u32) -> BlockRange {
+pub fn interval_record(place: u32) -> BlockRange {
     assert!(place < limits::SHARD_INTERVALS, "a shard has no more places of intervals");
-    let start = limits::SHARD_VOLUME_BLOCKS_MAX as u32 + place * limits::INTERVAL_PLACE_BLOCKS;
-    BlockRange::new(start, limits::INTERVAL_PLACE_BLOCKS)
+    let start = limits::SHARD_VOLUME_BLOCKS_MAX as u32 + place * limits::INTERVAL_RECORD_BLOCKS_MAX;
+    BlockRange::new(start, limits::INTERVAL_RECORD_BLOCKS_MAX)
+}
+
+/// The blocks of all records.
+#[must_use]
+pub fn interval_records() -> BlockRange {
+    BlockRange { len: limits::SHARD_INTERVALS * limits::INTERVAL_RECORD_BLOCKS_MAX, ..interval_record(0) }
 }
 
 /// The first block of a place's data.
 #[must_use]
 pub fn interval_data(place: u32) -> Lba {
-    Lba(interval_place(place).start.0 + limits::INTERVAL_RECORD_BLOCKS_MAX as u32)
+    assert!(place < limits::SHARD_INTERVALS, "a shard has no more places of intervals");
+    Lba(interval_records().end() as u32 + place * limits::INTERVAL_PLACE_BLOCKS)
 }
 
 pub(crate) fn put_participants(shards: &[ShardId], out: &mut Vec<u8>) {
@@ -180,7 +185,7 @@ impl IntervalRecord {
         let mut out = fixed.as_bytes().to_vec();
         out.extend_from_slice(&tables);
         let len = out.len().next_multiple_of(BLOCK);
-        assert!(len <= limits::INTERVAL_RECORD_BLOCKS_MAX * BLOCK, "a record has its limits");
+        assert!(len <= limits::INTERVAL_RECORD_BLOCKS_MAX as usize * BLOCK, "a record has its limits");
         out.resize(len, 0);
         out.into()
     }
@@ -222,6 +227,14 @@ impl IntervalRecord {
         };
         record.check()?;
         Ok(Some(record))
+    }
+
+    /// Blocks that it takes itself.
+    #[must_use]
+    pub fn blocks(&self) -> u32 {
+        let tables = self.participants.len() * size_of::<ParticipantDesc>()
+            + self.extents.len() * size_of::<ExtentDesc>();
+        (size_of::<RecordFixed>() + tables).div_ceil(BLOCK) as u32
     }
 
     /// Blocks of data in its place.

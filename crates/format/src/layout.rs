@@ -13,10 +13,11 @@ use crate::disk::{
     SegmentFooter, Superblock,
 };
 use crate::header::{ExtentDesc, FrameHeader, UpdateDesc};
+use crate::interval::{ParticipantDesc, RecordFixed};
 use crate::keys::{JoinTokenFixed, SigningKeyFile};
 use crate::pins::PinFixed;
 use crate::wire::{
-    AttachMeta, ControlMeta, DurableMeta, FramesMeta, HeartbeatMeta, HelloMeta, MessageHeader, NameMeta, OrderedMeta,
+    AttachMeta, ControlMeta, DurableMeta, FramesMeta, HeartbeatMeta, HelloMeta, IntervalMeta, MessageHeader, NameMeta, OrderedMeta,
     PieceMeta, ReadMeta, RefusedMeta, SealAskMeta, SealMeta, SyncMeta, SyncReplyMeta, WelcomeMeta, WriteMeta,
 };
 use core::mem::offset_of;
@@ -70,6 +71,11 @@ layouts! {
     }
     UpdateDesc { kind, flags, extents, blocks, driver, number, lowest_open, base, past }
     ExtentDesc { lba, blocks, kind, flags, reserved }
+    RecordFixed {
+        magic, version, state, flags, volume, decider_volume, driver, number, owner, shard, decider_shard, participants,
+        extents, reserved, crc,
+    }
+    ParticipantDesc { volume, shard, reserved }
     ViewFixed { pred, seal_sequence, seal_hid, secret_hash, generation, quorum, min_copies, members, flags }
     MemberFixed { node, start, flags, slice, reserved }
     VolumeFixed { size, stripe, shards, copies, min_copies, all, name_len, name, branch, retain }
@@ -120,6 +126,7 @@ layouts! {
     WelcomeMeta { cluster, node, start, worker, workers, reserved }
     AttachMeta { driver, identity, view_sequence, floor, reserved }
     WriteMeta { driver, lowest_open, kind, reserved, extents, reserved2 }
+    IntervalMeta { decider_volume, decider_shard, participants, driver, number, lowest_open }
     OrderedMeta { number, sequence }
     DurableMeta { volume, shard, room, view, sequence }
     ReadMeta { floor, lba, blocks, version, snapshot, since, since_snapshot }

@@ -31,7 +31,7 @@ pub use header::{
     FEATURE_HISTORY, FEATURE_INTERVALS, FEATURE_LOST, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FRAME_MAGIC, FrameHeader, FrameKind,
     UpdateDesc, UpdateKind,
 };
-pub use interval::{INTERVAL_MAGIC, IntervalId, IntervalRecord, IntervalState, interval_data, interval_place};
+pub use interval::{INTERVAL_MAGIC, IntervalId, IntervalRecord, IntervalState, interval_data, interval_record, interval_records};
 pub use lost::{LOST_MAGIC, is_lost_block, lost_block};
 pub use packed::{pack, packed_len_max, unpack};
 pub use pins::{PIN_BYTES, Pin, PinUpdate};

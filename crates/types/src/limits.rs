@@ -21,19 +21,23 @@ pub const CHAIN_MEMBERS_MAX: usize = 7;
 pub const SHARD_BLOCKS_MAX: u64 = 1 << 28;
 /// Intervals over several shards that a shard has a place for at once: prepared, or decided and not over.
 pub const SHARD_INTERVALS: u32 = 256;
-/// Blocks of such a place: a record, and the data.
-pub const INTERVAL_PLACE_BLOCKS: u32 = 2048;
-/// Blocks of a shard that a volume can use: the last ones, 2 GiB, are places of intervals.
-pub const SHARD_VOLUME_BLOCKS_MAX: u64 = SHARD_BLOCKS_MAX - (SHARD_INTERVALS * INTERVAL_PLACE_BLOCKS) as u64;
 /// Blocks that the record of an interval takes at most.
-pub const INTERVAL_RECORD_BLOCKS_MAX: usize = 4;
+pub const INTERVAL_RECORD_BLOCKS_MAX: u32 = 4;
+/// Blocks that a place has for data.
+pub const INTERVAL_PLACE_BLOCKS: u32 = 1024;
+/// Blocks of a shard that a volume can use: the last ones, about 1 GiB, are places of intervals, first those of all records, then
+/// those of data.
+pub const SHARD_VOLUME_BLOCKS_MAX: u64 =
+    SHARD_BLOCKS_MAX - SHARD_INTERVALS as u64 * (INTERVAL_RECORD_BLOCKS_MAX + INTERVAL_PLACE_BLOCKS) as u64;
+// A head reads all records at once.
+const _: () = assert!(SHARD_INTERVALS * INTERVAL_RECORD_BLOCKS_MAX <= READ_BLOCKS_MAX);
 /// Shards that one interval may change.
 pub const INTERVAL_SHARDS_MAX: usize = 64;
 /// Extents that an interval over several shards has in each: one of the update that commits it is the end of its place, another
 /// one the record of the decision.
 pub const INTERVAL_EXTENTS_MAX: usize = UPDATE_EXTENTS_MAX - 4;
 /// Bytes of data that an interval over several shards has in each: its record lies beside them in one update.
-pub const INTERVAL_DATA_BYTES_MAX: usize = UPDATE_DATA_BYTES_MAX - INTERVAL_RECORD_BLOCKS_MAX * 4096;
+pub const INTERVAL_DATA_BYTES_MAX: usize = UPDATE_DATA_BYTES_MAX - INTERVAL_RECORD_BLOCKS_MAX as usize * 4096;
 /// Bytes of data of all prepared intervals of a shard: they are in its head's memory.
 pub const SHARD_PREPARED_BYTES_MAX: usize = 16 << 20;
 /// Moments that a shard's map tells apart, each with an address behind those of blocks: 77 days of tenths of a second.

@@ -212,6 +212,10 @@ impl Story {
                     self.step(n, Event::Activated { shard: SHARD, view, result });
                 }
                 Action::SyncRead { link, request, .. } => self.sync_read(n, link, request),
+                // Nothing is prepared in these logs.
+                Action::ListIntervals { shard, view, .. } => {
+                    self.step(n, Event::Intervals { shard, view, found: Ok(Vec::new()) });
+                }
                 // These logs keep nothing of the past.
                 Action::FindPast(ask) => self.step(n, Event::PastFound { ask, found: Ok(Found::Window(None)) }),
                 Action::Note(note) => self.members.get_mut(&n).unwrap().notes.push(note.text),

@@ -360,6 +360,35 @@ pub fn hello() -> Hello {
     }
 }
 
+/// Of an interval over two shards, with a block of data and a trim in this one.
+pub fn prepared() -> IntervalRecord {
+    IntervalRecord {
+        state: IntervalState::Prepared,
+        id: IntervalId { decider: ShardId::new(3, 0), driver: DriverId(0xd1), number: IntervalNumber(12) },
+        shard: shard(),
+        owner: DriverId(0xd1),
+        participants: vec![ShardId::new(3, 0), ShardId::new(3, 1)],
+        extents: vec![extent(ExtentKind::Data, 77, 1), extent(ExtentKind::Trim, 90, 4)],
+    }
+}
+
+/// The update that prepares it in the third place.
+pub fn prepare_frame() -> Frame {
+    let (record, data) = (prepared().encode(), block(9));
+    let at = |start: Lba| Extent { kind: ExtentKind::Data, range: BlockRange { start, len: 1 } };
+    let mut builder = FrameBuilder::new();
+    builder.push(UpdateDraft {
+        kind: UpdateKind::Prepare,
+        driver: DriverId(0xd1),
+        number: RequestNumber(5),
+        lowest_open: RequestNumber(4),
+        extents: vec![at(interval_record(2).start), at(interval_data(2))],
+        crcs: vec![block_crc(&record), block_crc(&data)],
+        data: vec![record, data],
+    });
+    builder.build(&meta(), &SECRET, &PARENT).0
+}
+
 pub fn news() -> ViewNews {
     ViewNews { shard: shard(), view: ViewNumber(5), sequence: Sequence(1001), body: view_body() }
 }

@@ -237,10 +237,13 @@ fn an_update_of_a_kind_that_is_not_known_is_refused() {
         bytes[256] = kind;
         reseal_frame(&mut bytes);
         let is_pin = UpdateKind::from_byte(kind).is_some_and(UpdateKind::is_pin);
+        let is_interval = UpdateKind::from_byte(kind).is_some_and(UpdateKind::is_interval);
         let expected = match UpdateKind::from_byte(kind) {
             Some(k) if known.contains(&k) => None,
             // A pin has no blocks.
             Some(_) if is_pin => Some(ErrorKind::Corrupt),
+            // The feature bit is not there.
+            Some(_) if is_interval => Some(ErrorKind::Corrupt),
             _ => Some(ErrorKind::Invalid),
         };
         assert_eq!(parse(&bytes).err().map(|e| e.kind), expected, "kind {kind}");

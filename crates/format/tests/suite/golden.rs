@@ -97,6 +97,36 @@ fn superblock() -> Superblock {
 }
 
 #[test]
+fn intervals() {
+    let frame = prepare_frame();
+    assert_eq!(frame.header().features.get(), FEATURE_INTERVALS);
+    golden("frame-prepare", frame.head.bytes(), &frame.data.concat());
+    for record in [prepared(), IntervalRecord { state: IntervalState::Committed, extents: Vec::new(), ..prepared() }] {
+        let bytes = record.encode();
+        assert_eq!(bytes.len(), record.blocks() as usize * BLOCK);
+        if record.state == IntervalState::Prepared {
+            golden("interval-record", &bytes[..160], &bytes[160..]);
+        }
+        assert_eq!(IntervalRecord::decode(&bytes).unwrap().as_ref(), Some(&record));
+        for at in [0, 4, 6, 7, 16, 40, 57, 59, 61, 76, 80, 96, 130] {
+            let mut bad = bytes.to_vec();
+            bad[at] ^= 0x81;
+            let back = IntervalRecord::decode(&bad);
+            let is_covered = at < 80 + 2 * 16 + record.extents.len() * 12;
+            assert!(back.is_err() || (at == 0 && back == Ok(None)) || !is_covered, "byte {at}: {back:?}");
+        }
+    }
+    let none = IntervalRecord { extents: Vec::new(), ..prepared() };
+    assert!(IntervalRecord::decode(&none.encode()).is_err(), "a prepared one changes something");
+    assert_eq!(IntervalRecord::decode(&[0; BLOCK]).unwrap(), None);
+    assert_eq!(IntervalRecord::decode(&[]).unwrap(), None);
+    let last = limits::SHARD_INTERVALS - 1;
+    assert_eq!(u64::from(interval_record(0).start.0), limits::SHARD_VOLUME_BLOCKS_MAX);
+    assert_eq!(u64::from(interval_data(last).0 + limits::INTERVAL_PLACE_BLOCKS), limits::SHARD_BLOCKS_MAX);
+    assert_eq!(interval_record(last).end(), u64::from(interval_data(0).0));
+}
+
+#[test]
 fn map() {
     let mut page = vec![0; PAGE_BYTES];
     page[64..74].copy_from_slice(&[25, 7, 8, 6, 4, 9, 0xa, 0xb, 0xc, 0xd]);

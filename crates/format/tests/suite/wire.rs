@@ -174,6 +174,19 @@ fn a_write_is_held_to_the_limits_of_an_update() {
     };
     assert!(with(&|_| ()).is_ok());
     assert!(with(&|w| w.kind = UpdateKind::Snapshot).is_err(), "drivers write, trim and zero");
+    let part = |n: u32| {
+        let shard = |index| ShardId { volume: VolumeId(3), index };
+        let id = IntervalId { decider: shard(0), driver: DriverId(7), number: IntervalNumber(1) };
+        let participants = (0..n).map(shard).collect();
+        Some(Box::new(IntervalPart { id, lowest_open: IntervalNumber(1), participants }))
+    };
+    let prepare = |n: u32| with(&|w| (w.kind, w.interval) = (UpdateKind::Prepare, part(n)));
+    assert!(prepare(64).is_ok() && prepare(65).is_err(), "an interval has 64 shards at most");
+    let twice = with(&|w| {
+        (w.kind, w.interval) = (UpdateKind::Prepare, part(2));
+        w.interval.iter_mut().for_each(|i| i.participants.reverse());
+    });
+    assert!(twice.is_err(), "in order");
     assert!(with(&|w| w.crcs.push(1)).is_err());
     assert!(with(&|w| w.data = vec![vec![0; 100].into()]).is_err());
     let many = |n: usize| with(&|w| w.extents = vec![extent(ExtentKind::Zero, 0, 1); n]);

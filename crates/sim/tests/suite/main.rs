@@ -1,5 +1,6 @@
 //! The simulator: good code passes every seed, and no rule can be left out unnoticed.
 
+mod commit;
 mod mutants;
 mod raft;
 mod readme;

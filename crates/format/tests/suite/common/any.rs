@@ -246,7 +246,25 @@ fn view_news() -> impl Strategy<Value = ViewNews> {
     })
 }
 
+fn interval_part() -> impl Strategy<Value = (UpdateKind, Option<Box<IntervalPart>>)> {
+    let kind = prop_oneof![Just(UpdateKind::Prepare), Just(UpdateKind::Commit), Just(UpdateKind::Abort)];
+    let shards = prop::collection::btree_set(shard_id(), 0..5);
+    (kind, shard_id(), any::<[u64; 3]>(), shards).prop_map(|(kind, decider, [driver, number, lowest_open], shards)| {
+        let id = IntervalId { decider, driver: DriverId(driver), number: IntervalNumber(number) };
+        let (participants, lowest_open) = (shards.into_iter().collect(), IntervalNumber(lowest_open));
+        (kind, Some(Box::new(IntervalPart { id, lowest_open, participants })))
+    })
+}
+
 fn write_request() -> impl Strategy<Value = WriteRequest> {
+    let of = prop::option::of(interval_part());
+    (plain_write(), of).prop_map(|(w, of)| match of {
+        Some((kind, interval)) => WriteRequest { kind, interval, ..w },
+        None => w,
+    })
+}
+
+fn plain_write() -> impl Strategy<Value = WriteRequest> {
     (shard_id(), any::<[u64; 2]>(), draft(4)).prop_map(|(shard, [view, generation], d)| WriteRequest {
         shard,
         view: ViewNumber(view),
