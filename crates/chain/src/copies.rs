@@ -1,7 +1,10 @@
 //! Members are replaced one after the other until none is left that was there when snapshots were taken: workers with
 //! logs of their own, links in memory, and a control plane of a few lines.
 
-use crate::event::{Begins, Branch, ControlPort, CutWord, HostConfig, IntervalAsk, IntervalWord, Mutant, Opened, ShardInfo, ShardSnapshots, Who};
+use crate::event::{
+    Begins, Branch, ControlPort, CutWord, HostConfig, IntervalAsk, IntervalWord, Mutant, Opened, ShardInfo,
+    ShardSnapshots, Who,
+};
 use crate::head::view_secret;
 use crate::worker::{Worker, WorkerConfig};
 use bytes::Bytes;

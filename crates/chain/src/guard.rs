@@ -53,11 +53,11 @@ impl Replica {
 
     /// An answer, of the node that was asked.
     pub fn hear_sync_reply(&mut self, ctx: &mut Ctx<'_>, from: Peer, reply: SyncReply) {
-        let is_asked = self.asking.is_some_and(|a| a.id == reply.id && a.to == from)
-            || self.damage.is_asked(from, reply.id)
-            || self.regain.is_asked(from, reply.id);
+        // Frames that are put back, and what is regained of the past, cut nothing: they lie in front of what is committed.
+        let is_for_end = self.asking.is_some_and(|a| a.id == reply.id && a.to == from);
+        let is_asked = is_for_end || self.damage.is_asked(from, reply.id) || self.regain.is_asked(from, reply.id);
         let cuts = matches!(reply.mode, SyncMode::Frames | SyncMode::Level) && reply.common < self.committed;
-        if is_asked && cuts && !self.may_lead(from.node, reply.view) {
+        if is_for_end && cuts && !self.may_lead(from.node, reply.view) {
             ctx.out.note(format!("shard {}: node {} does not have what is committed", self.id, from.node));
             self.asking = self.asking.filter(|a| a.id != reply.id);
         } else if is_asked {

@@ -472,12 +472,7 @@ impl Replica {
     }
 
     /// Adds an update to what the next frame will have.
-    pub fn add_to_frame(
-        &mut self,
-        ctx: &mut Ctx<'_>,
-        draft: UpdateDraft,
-        asked: Option<(LinkId, RequestNumber)>,
-    ) {
+    pub fn add_to_frame(&mut self, ctx: &mut Ctx<'_>, draft: UpdateDraft, asked: Option<(LinkId, RequestNumber)>) {
         if self.head.as_ref().is_some_and(|h| !h.builder.fits(&draft)) {
             self.pack(ctx);
         }

@@ -3,7 +3,9 @@
 //! Invariants: only the control plane's word makes a replica; what a replica has promised outlives it, here and in the
 //! log, until the volume is deleted (V2).
 
-use crate::event::{Action, Event, HostConfig, IntervalAsk, IntervalWord, MemberStatus, Mutant, ShardInfo, ShardStatus, Who};
+use crate::event::{
+    Action, Event, HostConfig, IntervalAsk, IntervalWord, MemberStatus, Mutant, ShardInfo, ShardStatus, Who,
+};
 use crate::forks::Forks;
 use crate::mend::Mending;
 use crate::open::Phase;

@@ -117,10 +117,9 @@ impl Intervals {
 
 /// Blocks at an address, with their CRCs.
 fn put_blocks(draft: &mut UpdateDraft, at: Lba, data: &Bytes) {
-    draft.extents.push(Extent {
-        kind: ExtentKind::Data,
-        range: BlockRange { start: at, len: (data.len() / BLOCK) as u32 },
-    });
+    draft
+        .extents
+        .push(Extent { kind: ExtentKind::Data, range: BlockRange { start: at, len: (data.len() / BLOCK) as u32 } });
     block_crcs(data, &mut draft.crcs);
     draft.data.push(data.clone());
 }
@@ -361,12 +360,7 @@ impl Replica {
     }
 
     /// Adds an update to the next frame, and gives its sequence.
-    fn gather(
-        &mut self,
-        ctx: &mut Ctx<'_>,
-        draft: UpdateDraft,
-        asked: Option<(LinkId, RequestNumber)>,
-    ) -> Sequence {
+    fn gather(&mut self, ctx: &mut Ctx<'_>, draft: UpdateDraft, asked: Option<(LinkId, RequestNumber)>) -> Sequence {
         assert!(draft.check(limits::SHARD_BLOCKS_MAX).is_ok(), "updates of intervals are within the limits of one");
         self.add_to_frame(ctx, draft, asked);
         self.last.sequence.next()
@@ -455,8 +449,9 @@ impl Replica {
         self.pack(ctx);
     }
 
-    /// I4: what was decided for drivers that are gone is forgotten when all participants have committed it. That of the
-    /// driver that is here is overwritten when it says so.
+    /// I4: what was committed for drivers that are gone is forgotten when all participants have committed it, and an abort when
+    /// nobody has asked for it for a while: whoever asks later has it recorded again. That of the driver that is here is overwritten
+    /// when it says so.
     fn forget_the_decided(&mut self, ctx: &mut Ctx<'_>) {
         let (own, driver, now, view) = (self.id, self.attach.driver, ctx.now, self.view_number());
         let forgets = ctx.mutant(Mutant::DecisionsForgotten);
@@ -468,8 +463,12 @@ impl Replica {
             if !is_decided || h.record.id.driver == driver {
                 continue;
             }
-            if h.open_at.is_empty() || forgets {
+            let is_wanted = h.record.state == IntervalState::Aborted && now.since(h.since) < timing::ABORT_KEPT;
+            if (h.open_at.is_empty() && !is_wanted) || forgets {
                 gone.push(*place);
+                continue;
+            }
+            if h.open_at.is_empty() {
                 continue;
             }
             if h.is_asking || h.asked_at.is_some_and(|at| now.since(at) < timing::INTERVALS_AGAIN) {
@@ -498,8 +497,14 @@ impl Replica {
             return None;
         }
         let (driver, now) = (self.attach.driver, ctx.now);
+        let place = self.intervals()?.find(&ask.id);
+        if let Some(h) = self.head.as_mut().and_then(|h| h.intervals.places.get_mut(&place?))
+            && h.record.state == IntervalState::Aborted
+        {
+            // It may have to be told again.
+            h.since = now;
+        }
         let i = self.intervals()?;
-        let place = i.find(&ask.id);
         let held = place.and_then(|p| i.places.get(&p));
         if !ask.decides {
             let is_open = held.is_some_and(|h| h.is_prepared() || h.sequence > self.committed);

@@ -45,9 +45,9 @@ mod window;
 mod worker;
 
 pub use event::{
-    Action, Begins, Branch, ControlPort, CutWord, Event, Forced, Found, FoundInterval, HostConfig, IntervalAsk, IntervalWord, LogStatus, MapPiece, MapSource,
-    MemberStatus, Mutant, Note, NoteKind, Opened, PastAsk, PastStatus, ShardInfo, ShardSnapshots, ShardStatus,
-    SyncSource, UnderWay, Who,
+    Action, Begins, Branch, ControlPort, CutWord, Event, Forced, Found, FoundInterval, HostConfig, IntervalAsk,
+    IntervalWord, LogStatus, MapPiece, MapSource, MemberStatus, Mutant, Note, NoteKind, Opened, PastAsk, PastStatus,
+    ShardInfo, ShardSnapshots, ShardStatus, SyncSource, UnderWay, Who,
 };
 pub use host::Host;
 pub use repair::Hole;

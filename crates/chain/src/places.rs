@@ -2,8 +2,8 @@
 
 use crate::event::{ControlPort, FoundInterval, IntervalAsk, IntervalWord};
 use crate::worker::Worker;
-use freebs_format::wire::Message;
 use bytes::Bytes;
+use freebs_format::wire::Message;
 use freebs_format::{ExtentKind, IntervalRecord, IntervalState, interval_data, interval_record, interval_records};
 use freebs_io::{Clock, Device, Outbox};
 use freebs_types::{BLOCK, BlockRange, Error, ErrorKind, Result, ShardId, limits};

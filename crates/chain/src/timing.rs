@@ -122,6 +122,9 @@ pub(crate) const INTERVAL_PATIENCE: Nanos = Nanos::from_millis(timing::LEASE_MS)
 /// The same while a cut waits: far less than `HOLD_MAX`, for which other shards hold; more than a driver's round trips.
 pub(crate) const INTERVAL_PATIENCE_OF_CUTS: Nanos = Nanos::from_millis(300);
 const _: () = assert!(2 * INTERVAL_PATIENCE_OF_CUTS.0 < HOLD_MAX.0);
+/// The record of an abort whose driver is gone is kept this long after it was asked for: much longer than whoever asks again
+/// takes to do so.
+pub(crate) const ABORT_KEPT: Nanos = Nanos::from_millis(10_000);
 /// Another shard, or the log, is asked again about intervals after this time.
 pub(crate) const INTERVALS_AGAIN: Nanos = Nanos::from_millis(100);
 

@@ -6,8 +6,8 @@
 
 use crate::cuts::Words;
 use crate::event::{
-    self, Action, Begins, ControlPort, CutWord, Event, HostConfig, IntervalAsk, IntervalWord, MapSource, Mended, Mutant, Note, NoteKind, Opened,
-    PastAsk, ShardInfo, ShardStatus, SyncSource, Wanted, Who,
+    self, Action, Begins, ControlPort, CutWord, Event, HostConfig, IntervalAsk, IntervalWord, MapSource, Mended,
+    Mutant, Note, NoteKind, Opened, PastAsk, ShardInfo, ShardStatus, SyncSource, Wanted, Who,
 };
 use crate::flatten::Flattening;
 use crate::host::Host;

@@ -21,7 +21,7 @@ pub enum Outcome {
     },
     /// Nothing of it is there, nor will be.
     Aborted {
-        /// `Fenced` if the volume was given back before, `Invalid` if it is too large, or lies in several shards; `NoSpace` if the nodes are full; `Corrupt` if a block
+        /// `Fenced` if the volume was given back before, `Invalid` if it is too large; `Busy` if not all of its shards could prepare it in time; `NoSpace` if the nodes are full; `Corrupt` if a block
         /// that it changes in part can't be read.
         why: Error,
     },
@@ -101,8 +101,9 @@ impl Interval {
 
     /// Does all of it, or nothing. One without changes is committed at once.
     ///
-    /// All changes have to lie in one shard (a volume has one unless it was made with more), in at most `INTERVAL_RUNS_MAX`
-    /// runs of blocks, with at most `INTERVAL_BYTES_MAX` of data; else it is aborted.
+    /// They may lie in several shards of the volume, at most `INTERVAL_SHARDS_MAX`, and in each in at most `INTERVAL_RUNS_MAX` runs
+    /// of blocks, with at most `INTERVAL_BYTES_MAX` of data (if there are several, four runs and four blocks less); else it is
+    /// aborted. Over several it takes the time of two writes, one after the other.
     ///
     /// # Errors
     /// The outcome is not known. `Retry`: too few members answered in time, and it may still happen; a read of any of its
@@ -125,10 +126,10 @@ impl Interval {
     pub fn abort(self) {}
 }
 
-/// True if an error of this kind comes only before anything was ordered: the plan is refused before it is sent, a full node
-/// refuses before it orders, and old contents are read before.
+/// True if an error of this kind comes only when nothing of it is there, nor will be: the plan is refused before it is sent, a full
+/// node refuses before it orders, old contents are read before, and what was prepared in other shards is undone.
 fn was_nothing(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::Invalid | ErrorKind::NoSpace | ErrorKind::Corrupt)
+    matches!(kind, ErrorKind::Invalid | ErrorKind::NoSpace | ErrorKind::Corrupt | ErrorKind::Busy)
 }
 
 /// Puts changes over bytes that begin at `offset`.

@@ -27,7 +27,9 @@ mod interval;
 mod volume;
 
 pub use cluster::Cluster;
-pub use freebs_driver::{INTERVAL_BYTES_MAX, INTERVAL_CHANGES_MAX, INTERVAL_RUNS_MAX, Placed, REQUEST_BYTES_MAX};
+pub use freebs_driver::{
+    INTERVAL_BYTES_MAX, INTERVAL_CHANGES_MAX, INTERVAL_RUNS_MAX, INTERVAL_SHARDS_MAX, Placed, REQUEST_BYTES_MAX,
+};
 pub use freebs_types::{Error, ErrorKind, Result};
 pub use interval::{INTERVAL_BUFFER_MAX, Interval, Outcome};
 pub use volume::Volume;

@@ -14,9 +14,9 @@ use crate::plan::{Placed, Plan};
 use crate::slab::Key;
 use crate::timers::Timer;
 use crate::{Action, Driver, Mutant};
+use freebs_format::IntervalId;
 use freebs_format::UpdateKind;
 use freebs_format::wire::IntervalPart;
-use freebs_format::IntervalId;
 use freebs_types::{Error, IntervalNumber, Nanos, Sequence, ViewNumber};
 
 /// What a part of a group does in its shard now.

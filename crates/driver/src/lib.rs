@@ -38,13 +38,18 @@ mod updates;
 mod writes;
 
 pub use info::{Counters, Info, MemberInfo, ShardInfo};
-pub use plan::{Change, INTERVAL_BYTES_MAX, INTERVAL_CHANGES_MAX, INTERVAL_RUNS_MAX, INTERVAL_SHARDS_MAX, INTERVAL_TOTAL_BYTES_MAX, Placed};
+pub use plan::{
+    Change, INTERVAL_BYTES_MAX, INTERVAL_CHANGES_MAX, INTERVAL_RUNS_MAX, INTERVAL_SHARDS_MAX, INTERVAL_TOTAL_BYTES_MAX,
+    Placed,
+};
 pub use timing::REQUEST_LIMIT;
 
 use bytes::Bytes;
 use freebs_format::Pin;
 use freebs_format::wire::Message;
-use freebs_types::{DriverId, Error, Generation, Hash32, IntervalNumber, Nanos, NodeId, Peer, Result, ShardId, ViewNumber, VolumeId};
+use freebs_types::{
+    DriverId, Error, Generation, Hash32, IntervalNumber, Nanos, NodeId, Peer, Result, ShardId, ViewNumber, VolumeId,
+};
 use group::Group;
 use members::Link;
 use reads::{Attempt, Fetch};

@@ -169,8 +169,7 @@ impl Plan {
                 overlays.entry(s).or_default().put(start, start + n, source.cut(at - offset, n));
             }
         }
-        let plans: Vec<Self> =
-            overlays.into_iter().map(|(shard, o)| Self { shard, segments: segments(o) }).collect();
+        let plans: Vec<Self> = overlays.into_iter().map(|(shard, o)| Self { shard, segments: segments(o) }).collect();
         check(&plans)?;
         Ok(plans)
     }

@@ -249,9 +249,7 @@ impl Driver {
             {
                 let is_full = |p: &Plan| self.shards[p.shard()].parts >= limits::DRIVER_REQUESTS_MAX;
                 let bytes: usize = taken.iter().map(Plan::data_bytes).sum();
-                if taken.iter().any(is_full)
-                    || (self.bytes > 0 && self.bytes + bytes > limits::DRIVER_WINDOW_BYTES)
-                {
+                if taken.iter().any(is_full) || (self.bytes > 0 && self.bytes + bytes > limits::DRIVER_WINDOW_BYTES) {
                     *plan = Some(taken);
                     return;
                 }

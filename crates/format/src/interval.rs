@@ -9,9 +9,7 @@
 
 use crate::{Extent, ExtentDesc, ExtentKind, crc32c};
 use bytes::Bytes;
-use freebs_types::{
-    BLOCK, BlockRange, DriverId, Error, IntervalNumber, Lba, Result, ShardId, VolumeId, limits,
-};
+use freebs_types::{BLOCK, BlockRange, DriverId, Error, IntervalNumber, Lba, Result, ShardId, VolumeId, limits};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -109,8 +107,7 @@ const _: () = assert!(
         <= limits::INTERVAL_RECORD_BLOCKS_MAX as usize * BLOCK
 );
 // A record without extents is one block.
-const _: () =
-    assert!(size_of::<RecordFixed>() + limits::INTERVAL_SHARDS_MAX * size_of::<ParticipantDesc>() <= BLOCK);
+const _: () = assert!(size_of::<RecordFixed>() + limits::INTERVAL_SHARDS_MAX * size_of::<ParticipantDesc>() <= BLOCK);
 const _: () = assert!(limits::INTERVAL_DATA_BYTES_MAX / BLOCK <= limits::INTERVAL_PLACE_BLOCKS as usize);
 
 fn bad(what: &'static str) -> Error {
@@ -206,8 +203,8 @@ impl IntervalRecord {
             return Err(Error::invalid("record of an interval in a newer format; use a newer freebs"));
         }
         let short = || bad("record of an interval is cut short");
-        let (shards, rest) =
-            <[ParticipantDesc]>::ref_from_prefix_with_elems(rest, fixed.participants.get().into()).map_err(|_| short())?;
+        let (shards, rest) = <[ParticipantDesc]>::ref_from_prefix_with_elems(rest, fixed.participants.get().into())
+            .map_err(|_| short())?;
         let (extents, _) =
             <[ExtentDesc]>::ref_from_prefix_with_elems(rest, fixed.extents.get().into()).map_err(|_| short())?;
         if Self::crc(fixed, &[shards.as_bytes(), extents.as_bytes()].concat()) != fixed.crc.get() {
@@ -232,8 +229,8 @@ impl IntervalRecord {
     /// Blocks that it takes itself.
     #[must_use]
     pub fn blocks(&self) -> u32 {
-        let tables = self.participants.len() * size_of::<ParticipantDesc>()
-            + self.extents.len() * size_of::<ExtentDesc>();
+        let tables =
+            self.participants.len() * size_of::<ParticipantDesc>() + self.extents.len() * size_of::<ExtentDesc>();
         (size_of::<RecordFixed>() + tables).div_ceil(BLOCK) as u32
     }
 

@@ -17,8 +17,9 @@ use crate::interval::{ParticipantDesc, RecordFixed};
 use crate::keys::{JoinTokenFixed, SigningKeyFile};
 use crate::pins::PinFixed;
 use crate::wire::{
-    AttachMeta, ControlMeta, DurableMeta, FramesMeta, HeartbeatMeta, HelloMeta, IntervalMeta, MessageHeader, NameMeta, OrderedMeta,
-    PieceMeta, ReadMeta, RefusedMeta, SealAskMeta, SealMeta, SyncMeta, SyncReplyMeta, WelcomeMeta, WriteMeta,
+    AttachMeta, ControlMeta, DurableMeta, FramesMeta, HeartbeatMeta, HelloMeta, IntervalMeta, MessageHeader, NameMeta,
+    OrderedMeta, PieceMeta, ReadMeta, RefusedMeta, SealAskMeta, SealMeta, SyncMeta, SyncReplyMeta, WelcomeMeta,
+    WriteMeta,
 };
 use core::mem::offset_of;
 

@@ -28,10 +28,12 @@ pub use description::VolumeDescription;
 pub use frame::{Extent, Frame, FrameBefore, FrameBuilder, FrameHead, FrameMeta, Update, UpdateDraft};
 pub use header::{
     ExtentDesc, ExtentKind, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_FLAT, FEATURE_FORK, FEATURE_GIVEN_UP,
-    FEATURE_HISTORY, FEATURE_INTERVALS, FEATURE_LOST, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FRAME_MAGIC, FrameHeader, FrameKind,
-    UpdateDesc, UpdateKind,
+    FEATURE_HISTORY, FEATURE_INTERVALS, FEATURE_LOST, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FRAME_MAGIC,
+    FrameHeader, FrameKind, UpdateDesc, UpdateKind,
 };
-pub use interval::{INTERVAL_MAGIC, IntervalId, IntervalRecord, IntervalState, interval_data, interval_record, interval_records};
+pub use interval::{
+    INTERVAL_MAGIC, IntervalId, IntervalRecord, IntervalState, interval_data, interval_record, interval_records,
+};
 pub use lost::{LOST_MAGIC, is_lost_block, lost_block};
 pub use packed::{pack, packed_len_max, unpack};
 pub use pins::{PIN_BYTES, Pin, PinUpdate};

@@ -23,7 +23,7 @@ use freebs_driver::Mutant as Driver;
 /// parent would have to go between a clone's command and its fork, and clones of two parents that go to lie on one node.
 /// `GivenUpCounts` (V10): it would have to be back in the ten seconds before frames are given up.
 /// `QuorumsApart` (L6): no chain here has six members. `LeftOnesSeal` (V12): heads ask nobody but the members.
-pub const CHAIN: [Chain; 31] = [
+pub const CHAIN: [Chain; 37] = [
     Chain::HeadOrdersAfterRestart,
     Chain::RepeatsAreApplied,
     Chain::AnswersBeforeDurable,
@@ -55,17 +55,24 @@ pub const CHAIN: [Chain; 31] = [
     Chain::CutsBeforeCommitted,
     Chain::ConfirmsWithoutHold,
     Chain::ReleasesWhatIsKept,
+    Chain::PreparedForgotten,
+    Chain::DecisionsUncommitted,
+    Chain::AbortsUnrecorded,
+    Chain::DecisionsForgotten,
+    Chain::AttachesPastIntervals,
+    Chain::CutsThroughIntervals,
 ];
 
 /// Mutants of the driver. `OlderNotWaitedFor` (L3), `LeasesOfAnyView` and `OneLeaseIsEnough` (L1) are not among them, for the
 /// same reason; the tests of `driver` notice them.
-pub const DRIVER: [Driver; 11] = [
+pub const DRIVER: [Driver; 12] = [
     Driver::CountAcrossViews,
     Driver::NoReadFloor,
     Driver::NoBarrier,
     Driver::NoReadWait,
     Driver::ForgetGivenUp,
     Driver::SplitInterval,
+    Driver::DecideEarly,
     Driver::SharedUpdates,
     Driver::NewNumberOnRepeat,
     Driver::AnswerOrdered,

@@ -76,3 +76,30 @@ fn a_member_that_has_itself_asked_takes_nothing_that_is_committed() {
     let (_, actions) = s.play(|r, ctx| r.hear_nudge(ctx, peer(1), LinkId(1), ViewNumber(1)));
     assert_eq!(sync_requests(&actions).len(), 1);
 }
+
+/// A head that had lost frames asked the other members for them, and their answers, which go on from a frame in front of the
+/// damage, were taken for ones that cut what is committed: it stayed damaged for ever.
+#[test]
+fn an_answer_for_lost_frames_cuts_nothing() {
+    let (mut s, other) = members_with_a_hole();
+    let mut put_back = Vec::new();
+    for _ in 0..200 {
+        s.now = s.now.plus(Nanos::from_millis(20));
+        let (_, actions) = s.play(|r, ctx| r.member_tick(ctx));
+        let asked = actions.into_iter().find_map(|a| match a {
+            Action::Send { to: LinkId(3), message: Message::Sync(q) } => Some(q),
+            _ => None,
+        });
+        let Some(q) = asked else { continue };
+        let frames = other.log[2..4].to_vec();
+        let (view, mode, common) = (ViewNumber(1), SyncMode::Frames, Sequence(2));
+        let reply = SyncReply { shard: SHARD, view, id: q.id, mode, common, map_next: MapPoint::NONE, frames };
+        let (_, actions) = s.play(|r, ctx| r.hear_sync_reply(ctx, peer(3), reply));
+        put_back.extend(actions.iter().filter_map(|a| match a {
+            Action::Append(Record::Repair(f)) => Some(f.head.seq().0),
+            _ => None,
+        }));
+        break;
+    }
+    assert_eq!(put_back, [3, 4]);
+}

@@ -58,7 +58,8 @@ impl Scene {
     }
 
     fn hears(&mut self, id: IntervalId, word: IntervalWord) -> Vec<Action> {
-        let ask = IntervalAsk { at: OTHER, id, decides: matches!(word, IntervalWord::Committed | IntervalWord::Aborted) };
+        let ask =
+            IntervalAsk { at: OTHER, id, decides: matches!(word, IntervalWord::Committed | IntervalWord::Aborted) };
         let view = self.r.view_number();
         self.play(|r, ctx| r.on_interval_word(ctx, view, &ask, Ok(word))).1
     }
@@ -104,9 +105,7 @@ fn data_count_from_the_commit_on() {
         let all = vec![(ExtentKind::Data, 40), (of_record, record), (ExtentKind::Trim, data)];
         assert_eq!(updates(&actions), [(UpdateKind::Commit, all)]);
         assert_eq!(told(&actions), [(2, sequence)]);
-        let Some(Action::Append(Record::Frame(frame))) =
-            actions.iter().find(|a| matches!(a, Action::Append(_)))
-        else {
+        let Some(Action::Append(Record::Frame(frame))) = actions.iter().find(|a| matches!(a, Action::Append(_))) else {
             panic!("{actions:?}")
         };
         assert_eq!(frame.data.concat()[..BLOCK], [7; BLOCK], "the data that were prepared");
@@ -332,9 +331,8 @@ fn a_new_head_orders_nothing_before_its_log_has_told() {
         assert_eq!(asked.iter().any(lists), mutant.is_none());
         s.play(|r, ctx| r.on_past_found(ctx, ask, Ok(Found::Window(None))));
         s.play(|r, ctx| r.on_activated(ctx, ViewNumber(2), Ok(())));
-        let attach = |s: &mut Scene| {
-            s.play(|r, ctx| r.on_attach(ctx, DRIVER, DriverId(9), Generation(1), Hash32::default())).1
-        };
+        let attach =
+            |s: &mut Scene| s.play(|r, ctx| r.on_attach(ctx, DRIVER, DriverId(9), Generation(1), Hash32::default())).1;
         if mutant.is_some() {
             assert_eq!(reason(&attach(&mut s)), None);
             continue;

@@ -61,16 +61,19 @@ async fn what_can_not_be_done_is_said() {
     let other = Cluster::connect_as(&addresses, "other").await.unwrap();
     assert_eq!(kind(Volume::attach(&other, "demo").await.err()), Some(ErrorKind::Busy));
     volume.write(0, "still here").await.unwrap();
-    // Several shards.
+    // One shard or several.
     let wide = Volume::attach(&cluster, "wide").await.unwrap();
-    let mut far = wide.interval().unwrap();
-    (0..4).for_each(|i| far.write(i << 20, "x").unwrap());
-    assert!(aborted(far).await.contains("several shards"));
-    assert_eq!(wide.read(0, 1).await.unwrap(), [0]);
-    let mut near = wide.interval().unwrap();
-    (0..4).for_each(|i| near.write(i << 22, "x").unwrap());
-    assert!(matches!(near.commit().await, Ok(Outcome::Committed { places }) if places.len() == 1));
-    assert_eq!(wide.read(3 << 22, 1).await.unwrap(), b"x");
+    for (step, shards) in [(20, 4), (22, 1)] {
+        let mut far = wide.interval().unwrap();
+        (0..4).for_each(|i| far.write(i << step, "x").unwrap());
+        assert!(matches!(far.commit().await, Ok(Outcome::Committed { places }) if places.len() == shards));
+        assert_eq!(wide.read(3 << step, 1).await.unwrap(), b"x");
+    }
+    let mut large = wide.interval().unwrap();
+    (0..4).for_each(|i| large.write(i << 22, vec![7; 1 << 20]).unwrap());
+    large.write(1 << 20, "y").unwrap();
+    assert!(aborted(large).await.contains("less 16 KiB"));
+    assert_eq!(wide.read(1 << 20, 1).await.unwrap(), b"x");
     // A snapshot is read only.
     tokio::task::block_in_place(|| nodes.cli(&["snapshot", "create", "demo", "--name", "then"]));
     let past = Volume::open_snapshot(&cluster, "demo", "then").await.unwrap();

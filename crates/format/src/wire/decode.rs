@@ -3,17 +3,17 @@
 use super::encode::message_crc;
 use super::structs::{self as s, kind};
 use super::{
-    DurableItem, FrameName, Given, HeartbeatItem, Hello, Leased, MapPoint, Message, Piece, ReadReply, ReadRequest,
-    IntervalPart, Refusal, Refused, Request, Role, Room, SealAnswer, SyncMode, SyncReply, SyncRequest, ViewNews, Welcome,
-    WriteRequest,
+    DurableItem, FrameName, Given, HeartbeatItem, Hello, IntervalPart, Leased, MapPoint, Message, Piece, ReadReply,
+    ReadRequest, Refusal, Refused, Request, Role, Room, SealAnswer, SyncMode, SyncReply, SyncRequest, ViewNews,
+    Welcome, WriteRequest,
 };
 use crate::interval::{ParticipantDesc, participants};
-use crate::{IntervalId, Extent, ExtentDesc, ExtentKind, Frame, FrameHead, Pin, UpdateKind, ViewBody, crc32c};
+use crate::{Extent, ExtentDesc, ExtentKind, Frame, FrameHead, IntervalId, Pin, UpdateKind, ViewBody, crc32c};
 use bytes::{Bytes, BytesMut};
 use freebs_types::{
-    BLOCK, BlockRange, ClusterId, DriverId, Error, Generation, Hash32, HostPublic, IntervalNumber, Lba, Nanos, NodeId, RequestNumber,
-    Result, SLICE_BYTES, SealedSlice, Sequence, ShardId, Slice, SnapshotId, StartNumber, Version, ViewNumber, VolumeId,
-    limits,
+    BLOCK, BlockRange, ClusterId, DriverId, Error, Generation, Hash32, HostPublic, IntervalNumber, Lba, Nanos, NodeId,
+    RequestNumber, Result, SLICE_BYTES, SealedSlice, Sequence, ShardId, Slice, SnapshotId, StartNumber, Version,
+    ViewNumber, VolumeId, limits,
 };
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};

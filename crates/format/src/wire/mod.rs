@@ -13,8 +13,8 @@ pub use structs::*;
 use crate::{Extent, ExtentKind, Frame, IntervalId, Pin, UpdateKind, ViewBody};
 use bytes::Bytes;
 use freebs_types::{
-    BlockRange, ClusterId, DriverId, Error, ErrorKind, Generation, Hash32, HostPublic, IntervalNumber, Lba, Nanos, NodeId,
-    RequestNumber, SealedSlice, Sequence, ShardId, Slice, StartNumber, Version, ViewNumber,
+    BlockRange, ClusterId, DriverId, Error, ErrorKind, Generation, Hash32, HostPublic, IntervalNumber, Lba, Nanos,
+    NodeId, RequestNumber, SealedSlice, Sequence, ShardId, Slice, StartNumber, Version, ViewNumber,
 };
 
 /// The kind of caller that opens a connection.

@@ -6,7 +6,10 @@ use crate::conn::May;
 use crate::events::{EventLog, now_ms};
 use crate::timing;
 use bytes::Bytes;
-use freebs_control::api::{DrainStatus, GatewayInfo, IntervalAnswer, IntervalQuestion, NodeInfo, Reply, Request, ShardStatus, VolumeState, VolumeStatus};
+use freebs_control::api::{
+    DrainStatus, GatewayInfo, IntervalAnswer, IntervalQuestion, NodeInfo, Reply, Request, ShardStatus, VolumeState,
+    VolumeStatus,
+};
 use freebs_control::limits::SHARD_STATUS_PAGE_MAX;
 use freebs_control::timing::WATCH_MS;
 use freebs_control::{Ack, Command, ControlPlane, CreateVolume, State, Volume};

@@ -10,7 +10,8 @@ use bytes::BytesMut;
 use freebs_consensus::Seat;
 use freebs_consensus::wire::{Envelope, Message as SeatMessage};
 use freebs_control::api::{
-    GatewayInfo, IntervalAnswer, IntervalQuestion, MemberState, Reply, Request, ShardDigest, ShardStatus, Status, Verification, VolumeState,
+    GatewayInfo, IntervalAnswer, IntervalQuestion, MemberState, Reply, Request, ShardDigest, ShardStatus, Status,
+    Verification, VolumeState,
 };
 use freebs_control::audit::{AuditGo, AuditOf, AuditState};
 use freebs_control::{Ack, Command, ControlPlane, CreateVolume, Outcome, State};

@@ -14,7 +14,9 @@ use crate::timing;
 use crate::{headroom, identity};
 use freebs_agent::{Begun, CameWith, TakenIn, highest_start, log_status};
 use freebs_chain::{IntervalAsk, IntervalWord, ShardStatus as ChainStatus};
-use freebs_control::api::{IntervalAnswer, IntervalQuestion, MemberState, PastReport, ReadsFrom, ShardDigest, ShardStatus};
+use freebs_control::api::{
+    IntervalAnswer, IntervalQuestion, MemberState, PastReport, ReadsFrom, ShardDigest, ShardStatus,
+};
 use freebs_control::audit::{AuditOf, AuditState};
 use freebs_control::events::{EventKind, Told};
 use freebs_control::{ControlPlane, State};
@@ -24,8 +26,9 @@ use freebs_format::wire::{Role, Welcome};
 use freebs_io::Random;
 use freebs_io::linux::{OsRandom, Poison, Pulse};
 use freebs_secrets::HostKey;
-use freebs_types::{DriverId, IntervalNumber,
-    ClusterId, Error, ErrorKind, Hash32, HostPublic, NodeId, Peer, Result, ShardId, StartNumber, VolumeId, limits,
+use freebs_types::{
+    ClusterId, DriverId, Error, ErrorKind, Hash32, HostPublic, IntervalNumber, NodeId, Peer, Result, ShardId,
+    StartNumber, VolumeId, limits,
 };
 use std::cell::OnceCell;
 use std::os::unix::fs::FileExt;
@@ -721,11 +724,7 @@ impl LocalNode for Local {
         Box::pin(async move {
             let gone = || Error::retry("this node is stopping");
             let (reply, answer) = oneshot::channel();
-            let id = IntervalId {
-                decider: of.decider,
-                driver: DriverId(of.driver),
-                number: IntervalNumber(of.number),
-            };
+            let id = IntervalId { decider: of.decider, driver: DriverId(of.driver), number: IntervalNumber(of.number) };
             let ask = IntervalAsk { at: of.at, id, decides: of.decides };
             self.worker(of.at).send(Command::AskInterval { ask, reply }).map_err(|_| gone())?;
             Ok(match answer.await.map_err(|_| gone())?? {

@@ -119,8 +119,7 @@ impl World {
         };
         let nodes = (0..NODES).map(node).collect();
         let now = Nanos::from_millis(1000);
-        let mut w =
-            Self { nodes, clients: Vec::new(), asks: VecDeque::new(), now, generation: 1, driver_mutant };
+        let mut w = Self { nodes, clients: Vec::new(), asks: VecDeque::new(), now, generation: 1, driver_mutant };
         (0..NODES).for_each(|n| w.tell(n, ViewNumber(0)));
         w.settle();
         w.attach();
@@ -404,7 +403,8 @@ fn ends(w: &mut World, arrive: u32, order: Option<&[usize]>) -> std::result::Res
     }
     if let Some(order) = order {
         w.passes(order, 1000);
-        if let Some(n) = (0..NODES).find(|n| !w.nodes[*n].records().is_empty()) {
+        let is_kept = |r: &IntervalRecord| r.state == IntervalState::Committed;
+        if let Some(n) = (0..NODES).find(|n| w.nodes[*n].records().iter().any(is_kept)) {
             return Err(format!("shard {n} remembers it for ever: {:?}", w.nodes[n].records()));
         }
     }
@@ -446,11 +446,7 @@ fn a_driver_may_die_at_every_message_of_a_commit() {
 
 #[test]
 fn a_commit_without_its_rules_is_noticed() {
-    let chain = [
-        ChainMutant::AbortsUnrecorded,
-        ChainMutant::DecisionsForgotten,
-        ChainMutant::AttachesPastIntervals,
-    ];
+    let chain = [ChainMutant::AbortsUnrecorded, ChainMutant::DecisionsForgotten, ChainMutant::AttachesPastIntervals];
     let of_chain = chain.into_iter().map(|m| (Some(m), None));
     for mutants in of_chain.chain([(None, Some(DriverMutant::DecideEarly))]) {
         let (ended, wrong) = explore(mutants, &[&[0], &[2]]);
@@ -459,12 +455,25 @@ fn a_commit_without_its_rules_is_noticed() {
     }
 }
 
+/// The record of an abort goes when nobody has asked for it for long.
+#[test]
+fn an_abort_is_forgotten_in_the_end() {
+    let mut w = after((None, None), &[Move::There(1)]);
+    w.attach();
+    w.until_ready(&[1]);
+    assert_eq!(w.nodes[0].records()[0].state, IntervalState::Aborted, "the second shard has asked the first one");
+    w.passes(&[0], 11_000);
+    assert!(w.nodes.iter().all(|n| n.records().is_empty()) && w.news() == [false; NODES]);
+}
+
 /// The first frames are there, so what is explored is the commit alone.
 #[test]
 fn nobody_dies_and_all_is_there() {
     let mut w = after((None, None), &[]);
     w.passes(&[0], 100);
-    assert!(matches!(w.clients[0].answer, Some(Ok(Reply::Committed(ref p))) if p.len() == NODES && p[0].sequence > Sequence(0)));
+    assert!(
+        matches!(w.clients[0].answer, Some(Ok(Reply::Committed(ref p))) if p.len() == NODES && p[0].sequence > Sequence(0))
+    );
     assert_eq!(w.news(), [true; NODES]);
     assert!(w.nodes.iter().skip(1).all(|n| n.records().is_empty()), "only the decision is remembered");
     assert_eq!(w.nodes[0].records()[0].state, IntervalState::Committed);

@@ -179,8 +179,12 @@ impl Script {
                     })
                     .collect();
                 let shard = if self.shards > 1 { format!(" s{}", w.shard.index) } else { String::new() };
-                let line =
-                    format!("write{shard} #{} v{} open {} [{}]", w.number, w.view, w.lowest_open, extents.join(" "));
+                let word = format!("{:?}", w.kind).to_lowercase();
+                let what = match &w.interval {
+                    Some(i) => format!("{word}{shard} i{}/{}", i.id.number, i.lowest_open),
+                    None => format!("write{shard}"),
+                };
+                let line = format!("{what} #{} v{} open {} [{}]", w.number, w.view, w.lowest_open, extents.join(" "));
                 self.last_write = Some(w);
                 line
             }
