@@ -235,6 +235,12 @@ impl Log {
         self.updates(b)
     }
 
+    pub fn put(&mut self, draft: UpdateDraft) -> Frame {
+        let mut b = FrameBuilder::new();
+        b.push(draft);
+        self.updates(b)
+    }
+
     pub fn pin(&mut self, pin: PinUpdate) -> Frame {
         let mut b = FrameBuilder::new();
         let number = RequestNumber(self.sequence);

@@ -34,6 +34,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Places that are emptied in one turn.
 const FORGOTTEN_MAX: usize = 16;
+/// Questions to other shards that a shard has under way.
+const ASKING_MAX: usize = 16;
 
 /// An interval that this shard's log has a place for.
 #[derive(Debug)]
@@ -67,6 +69,10 @@ impl Held {
         self.is_prepared() && self.record.extents.iter().any(|p| extents.iter().any(|e| e.range.overlaps(p.range)))
     }
 
+    fn may_ask(&self, now: Nanos) -> bool {
+        !self.is_asking && self.asked_at.is_none_or(|at| now.since(at) >= timing::INTERVALS_AGAIN)
+    }
+
     /// Its driver says that it is over everywhere.
     fn is_passed(&self, lowest: (DriverId, IntervalNumber)) -> bool {
         self.record.state != IntervalState::Prepared
@@ -95,6 +101,10 @@ impl Intervals {
 
     fn find(&self, id: &IntervalId) -> Option<u32> {
         self.places.iter().find(|(_, h)| h.record.id == *id).map(|(place, _)| *place)
+    }
+
+    fn asking(&self) -> usize {
+        self.places.values().filter(|h| h.is_asking).count()
     }
 
     fn prepared_bytes(&self) -> usize {
@@ -431,14 +441,16 @@ impl Replica {
         };
         let mut aborted = Vec::new();
         let Some(i) = self.head.as_mut().map(|h| &mut h.intervals) else { return };
+        let mut asking = i.asking();
         for (place, h) in i.places.iter_mut().filter(|(_, h)| h.is_prepared()) {
             if h.record.owner == driver && now.since(h.since) < patience {
                 continue;
             }
             if h.record.id.decider == own {
                 aborted.push(*place);
-            } else if !h.is_asking && h.asked_at.is_none_or(|at| now.since(at) >= timing::INTERVALS_AGAIN) {
+            } else if asking < ASKING_MAX && h.may_ask(now) {
                 (h.asked_at, h.is_asking) = (Some(now), true);
+                asking += 1;
                 let ask = IntervalAsk { at: h.record.id.decider, id: h.record.id, decides: true };
                 ctx.out.actions.push(Action::AskInterval { shard: own, view, ask });
             }
@@ -457,7 +469,7 @@ impl Replica {
         let forgets = ctx.mutant(Mutant::DecisionsForgotten);
         let committed = self.committed;
         let Some(i) = self.head.as_mut().map(|h| &mut h.intervals) else { return };
-        let mut gone = Vec::new();
+        let (mut gone, mut asking) = (Vec::new(), i.asking());
         for (place, h) in &mut i.places {
             let is_decided = h.record.state != IntervalState::Prepared && h.sequence <= committed;
             if !is_decided || h.record.id.driver == driver {
@@ -468,14 +480,11 @@ impl Replica {
                 gone.push(*place);
                 continue;
             }
-            if h.open_at.is_empty() {
+            let Some(at) = h.open_at.first().copied().filter(|_| asking < ASKING_MAX && h.may_ask(now)) else {
                 continue;
-            }
-            if h.is_asking || h.asked_at.is_some_and(|at| now.since(at) < timing::INTERVALS_AGAIN) {
-                continue;
-            }
+            };
             (h.asked_at, h.is_asking) = (Some(now), true);
-            let at = *h.open_at.first().expect("it is not empty");
+            asking += 1;
             let ask = IntervalAsk { at, id: h.record.id, decides: false };
             ctx.out.actions.push(Action::AskInterval { shard: own, view, ask });
         }

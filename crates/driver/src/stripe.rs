@@ -155,7 +155,7 @@ mod tests {
         assert!(Layout::new(1 << 20, 5000, 2).is_err());
         assert!(Layout::new(1 << 20, 2048, 2).is_err());
         assert!(Layout::new(1023 << 30, 4096, 1).is_err());
-        assert!(Layout::new(2 << 40, 4096, 2).is_ok());
+        assert!(Layout::new(2044 << 30, 4096, 2).is_ok());
     }
 
     proptest! {

@@ -34,6 +34,18 @@ pub fn fixed(bytes: &mut [u8], len: usize) {
     }
 }
 
+/// A record of an interval: its checksum, over what its counts say.
+pub fn interval(bytes: &mut [u8]) {
+    const FIXED: usize = 80;
+    if bytes.len() < FIXED {
+        return;
+    }
+    let count = |at: usize| usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
+    let tables = (count(56) * 16 + count(58) * 12).min(bytes.len() - FIXED);
+    let crc = crc32c(&[&bytes[..FIXED - 4], &bytes[FIXED..FIXED + tables]].concat());
+    put(bytes, FIXED - 4, crc);
+}
+
 /// An object of a backup: what is packed, then the header.
 pub fn object(bytes: &mut [u8]) {
     if let Some((head, packed)) = bytes.split_at_mut_checked(size_of::<ObjectHeader>()) {

@@ -89,11 +89,12 @@ fn formats(out: &mut Seeds) {
         }
     }
     // Kinds of updates that are reserved, in the first update of a frame.
-    for kind in [4, 7] {
+    for kind in [7, 12] {
         let mut bytes = golden("frame-data");
         bytes[256] = kind;
         out.add("frame", format!("data-kind-{kind}"), mended(&bytes));
     }
+    out.add("interval", "golden", mended(&golden("interval-record")));
     out.add("superblock", "plain", mended(&golden("superblock")));
     out.add("append", "golden", mended(&golden("append")));
     let index = [golden("segment-index"), golden("segment-footer")].concat();

@@ -119,7 +119,7 @@ macro_rules! each {
 each! {
     nbd: "nbd-handshake", "nbd-transmission";
     messages: "wire", "wire-stream", "greeting";
-    frames: "frame", "bodies";
+    frames: "frame", "bodies", "interval";
     structures_of_a_device: "superblock", "append", "openings", "segment-index", "map-page", "checkpoint", "manifest", "host-key";
     devices: "device";
     tools: "device-tools";

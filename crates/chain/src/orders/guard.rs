@@ -82,6 +82,9 @@ fn a_member_that_has_itself_asked_takes_nothing_that_is_committed() {
 #[test]
 fn an_answer_for_lost_frames_cuts_nothing() {
     let (mut s, other) = members_with_a_hole();
+    let name = |f: &Frame| FrameName { view: ViewNumber(1), sequence: f.head.seq(), hid: f.header().hid() };
+    let end = Some(other.log[3].header().hid());
+    s.r.damage = Damage::new(vec![Hole { before: name(&other.log[1]), until: Sequence(4), end }], false);
     let mut put_back = Vec::new();
     for _ in 0..200 {
         s.now = s.now.plus(Nanos::from_millis(20));

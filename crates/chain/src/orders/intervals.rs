@@ -57,7 +57,7 @@ impl Scene {
         self.play(|r, ctx| r.head_tick(ctx)).1
     }
 
-    fn hears(&mut self, id: IntervalId, word: IntervalWord) -> Vec<Action> {
+    fn answered(&mut self, id: IntervalId, word: IntervalWord) -> Vec<Action> {
         let ask =
             IntervalAsk { at: OTHER, id, decides: matches!(word, IntervalWord::Committed | IntervalWord::Aborted) };
         let view = self.r.view_number();
@@ -181,7 +181,7 @@ fn writes_wait_for_what_is_prepared() {
         s.mutant = mutant;
         s.prepares(1, id(1, false), 0);
         assert_eq!(reason(&s.write(true, 2, 1, 1)), mutant.is_none().then_some(Refusal::NotReady));
-        s.hears(id(1, false), IntervalWord::Aborted);
+        s.answered(id(1, false), IntervalWord::Aborted);
         assert_eq!(reason(&s.write(true, 3, 1, 1)), None);
     }
 }
@@ -204,7 +204,7 @@ fn a_silent_driver_is_not_waited_for() {
     s.both_durable();
     // The driver comes after all.
     assert_eq!(reason(&s.asks_for(about(UpdateKind::Commit, 3, id(1, true)))), Some(Refusal::Aborted));
-    let actions = s.hears(id(2, false), IntervalWord::Committed);
+    let actions = s.answered(id(2, false), IntervalWord::Committed);
     assert_eq!(updates(&actions)[0].0, UpdateKind::Commit);
     let done = s.r.last.sequence.0;
     assert_eq!(told(&s.asks_for(about(UpdateKind::Commit, 4, id(2, false)))), [(4, done)]);
@@ -260,7 +260,7 @@ fn an_attachment_waits_for_the_outcomes() {
         assert_eq!(reason(&s.asks_for(about(UpdateKind::Commit, 2, id(1, false)))), Some(Refusal::Fenced));
         s.both_durable();
         assert!(!is_answered(&attach(&mut s)));
-        s.hears(id(1, false), IntervalWord::Committed);
+        s.answered(id(1, false), IntervalWord::Committed);
         let actions = attach(&mut s);
         let floor = actions.iter().find_map(|a| match a {
             Action::Send { message: Message::Attached { floor, .. }, .. } => Some(*floor),
@@ -290,9 +290,9 @@ fn a_decision_is_kept_until_all_have_it() {
             continue;
         }
         assert_eq!(questions(&actions), [ask]);
-        assert!(updates(&s.hears(id(1, true), IntervalWord::Open)).is_empty());
+        assert!(updates(&s.answered(id(1, true), IntervalWord::Open)).is_empty());
         assert_eq!(questions(&s.waits(timing::INTERVALS_AGAIN.millis())), [ask]);
-        let actions = s.hears(id(1, true), IntervalWord::Over);
+        let actions = s.answered(id(1, true), IntervalWord::Over);
         let gone = vec![(ExtentKind::Trim, interval_record(0).start.0)];
         assert_eq!(updates(&actions), [(UpdateKind::Trim, gone)]);
     }
@@ -357,7 +357,7 @@ fn a_new_head_orders_nothing_before_its_log_has_told() {
         assert_eq!(reason(&attach(&mut s)), Some(Refusal::NotReady), "another driver's");
         let actions = s.waits(20);
         assert!(questions(&actions).is_empty(), "it is asked about already");
-        assert_eq!(updates(&s.hears(id(3, false), IntervalWord::Aborted))[0].0, UpdateKind::Abort);
+        assert_eq!(updates(&s.answered(id(3, false), IntervalWord::Aborted))[0].0, UpdateKind::Abort);
         assert_eq!(reason(&attach(&mut s)), None);
         s.both_durable();
         assert_eq!(reason(&s.write(true, 1, 1, 1)), Some(Refusal::NotReady), "it is prepared");
@@ -399,7 +399,7 @@ fn a_cut_waits_for_outcomes() {
         assert_eq!(ordered(&s.write(true, 3, 1, 1)), [3], "writes go on");
         let actions = s.waits(timing::INTERVAL_PATIENCE_OF_CUTS.millis());
         assert_eq!(questions(&actions).len(), 1, "it does not wait long for the driver");
-        let actions = s.hears(id(1, false), IntervalWord::Committed);
+        let actions = s.answered(id(1, false), IntervalWord::Committed);
         assert_eq!((updates(&actions)[0].0, pins(&actions).len()), (UpdateKind::Commit, 1), "and then it is cut");
         assert_eq!(reason(&s.asks_for(prepare(4, id(3, true), 41))), Some(Refusal::Aborted), "it holds");
     }

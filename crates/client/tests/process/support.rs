@@ -87,12 +87,12 @@ impl Nodes {
         out.stdout
     }
 
-    /// Kills the node that heads the first shard of `demo`; `freebs up` starts it again.
-    pub fn kill_head(&self) {
+    /// Kills the node that heads the first shard of a volume; `freebs up` starts it again.
+    pub fn kill_head(&self, volume: &str) {
         let status: Value = serde_json::from_slice(&self.cli(&["status", "--json"])).expect("JSON");
         let all = |list: &str| status[list].as_array().expect("a list").clone();
-        let demo = all("volumes").into_iter().find(|v| v["name"] == "demo").expect("the volume");
-        let head = demo["shards"][0]["head"].clone();
+        let volume = all("volumes").into_iter().find(|v| v["name"] == volume).expect("the volume");
+        let head = volume["shards"][0]["head"].clone();
         let node = all("nodes").into_iter().find(|n| n["name"] == head).expect("the head");
         let pid = node["pid"].as_u64().expect("it is up") as i32;
         let parent = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");

@@ -6,13 +6,13 @@ use bytes::{Bytes, BytesMut};
 use core::mem::size_of;
 use freebs_format::disk::IndexEntry;
 use freebs_format::{
-    AttachBody, CarryBody, ExtentKind, Frame, FrameHead, FrameHeader, FrameKind, MarkBody, PIN_BYTES, ViewBody,
-    VolumeDescription,
+    AttachBody, CarryBody, ExtentKind, Frame, FrameHead, FrameHeader, FrameKind, IntervalRecord, MarkBody, PIN_BYTES,
+    ViewBody, VolumeDescription,
 };
 use freebs_types::{BLOCK, Result, limits};
 
 pub const WORDS: &[&[u8]] =
-    &[b"FBFR", b"\x01\0\x01\0", b"\x01\0\x02\0", b"\x01\0\x06\0", b"\x01\0\x07\0", b"\0\x10\0\0"];
+    &[b"FBFR", b"FBIV", b"\x01\0\x01\0", b"\x01\0\x02\0", b"\x01\0\x06\0", b"\x01\0\x07\0", b"\0\x10\0\0"];
 
 /// Walks over all that a head says.
 pub fn checked_head(head: &FrameHead) {
@@ -158,6 +158,25 @@ pub fn bodies(data: &[u8]) {
     let kinds = [FrameKind::View, FrameKind::Attach, FrameKind::Mark, FrameKind::Carry];
     let kind = kinds[usize::from(input.choice) % kinds.len()];
     body(kind, &bytes, u32::from(input.choice >> 2));
+}
+
+/// The blocks of an interval's record.
+pub fn interval(data: &[u8]) {
+    let input = Input::of(data);
+    let mut bytes = input.rest.to_vec();
+    if input.mend {
+        seal::interval(&mut bytes);
+    }
+    let result = IntervalRecord::decode(&bytes);
+    signal::ended("interval", &result);
+    let Ok(Some(record)) = result else { return };
+    assert!(record.participants.len() <= limits::INTERVAL_SHARDS_MAX && record.participants.is_sorted_by(|a, b| a < b));
+    assert!(record.extents.iter().all(|e| e.range.len > 0 && e.range.end() <= limits::SHARD_VOLUME_BLOCKS_MAX));
+    assert!(record.data_blocks() as usize * BLOCK <= limits::INTERVAL_DATA_BYTES_MAX);
+    let again = record.encode();
+    assert_eq!(again.len(), record.blocks() as usize * BLOCK);
+    assert_eq!(IntervalRecord::decode(&again).expect("what was encoded decodes"), Some(record.clone()));
+    signal::saw("interval", (record.extents.len() + record.participants.len()) as u64);
 }
 
 const _: () = assert!(size_of::<FrameHeader>() == 256);

@@ -73,6 +73,8 @@ targets! {
         "a frame's head and its body: its bytes are kept, its updates fit its tables, bodies encode again";
     "bodies", frames::bodies, few, frames::WORDS, 16 * KIB, 8000,
         "bodies of view, attach, mark and carry frames, and the description of a volume, by themselves";
+    "interval", frames::interval, few, frames::WORDS, 16 * KIB + 2, 8000,
+        "the record of an interval: what it names lies in a volume, within the maxima, and encodes again";
     "superblock", disk::superblock, few, disk::WORDS, 8 * KIB, 8000,
         "a device's superblock: an allowed shape, and the bytes encode again";
     "append", disk::append, few, disk::WORDS, 32 * KIB, 6000,

@@ -27,7 +27,7 @@ const HUNTS: [(&str, &str); 3] = [
 
 /// Mutants that no seed is recorded for, and the test that notices each: crate, mutant, file below `crates`, and name.
 /// Why the simulator has no run that shows those of chain, driver and control, `freebs_sim::mutants` and `mutants.rs` say.
-const STORIES: [(&str, &str, &str, &str); 66] = [
+const STORIES: [(&str, &str, &str, &str); 68] = [
     (
         "consensus",
         "EveryFoundingIsHeard",
@@ -107,6 +107,13 @@ const STORIES: [(&str, &str, &str, &str); 66] = [
     ),
     ("chain", "TurnsStay", "chain/src/flatten/tests.rs", "one_that_can_not_be_made_flat_stops_no_other"),
     ("chain", "ConfirmsWithoutHold", "chain/src/orders/cuts.rs", "a_head_holds_for_so_long_and_then_fails_it"),
+    (
+        "chain",
+        "PreparesWait",
+        "chain/src/orders/intervals.rs",
+        "a_prepare_that_meets_another_is_refused_and_not_queued",
+    ),
+    ("chain", "WritesOverPrepared", "chain/src/orders/intervals.rs", "writes_wait_for_what_is_prepared"),
     ("driver", "OneLeaseIsEnough", "driver/tests/suite/rules/leases.rs", "l1_ready_waits_for_leases_of_a_members"),
     (
         "driver",
