@@ -370,6 +370,7 @@ fn writes_wait_for_the_log_to_say_what_it_keeps() {
     let (mut s, good) = opening();
     s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
     let ask = asks(&s.both_durable()).pop().unwrap();
+    s.play(|r, ctx| r.on_intervals(ctx, ViewNumber(2), Ok(Vec::new())));
     s.play(|r, ctx| r.on_activated(ctx, ViewNumber(2), Ok(())));
     s.play(|r, ctx| r.on_attach(ctx, DRIVER, DriverId(9), Generation(1), Hash32::default()));
     s.both_durable();
