@@ -7,6 +7,7 @@
 //! - a read and a write exclude each other. The read waits for the write because of R3; the write waits for the
 //!   read because a member could otherwise show data that are not committed yet and may still be lost;
 //! - a block that a write covers in part is read, changed and written: that is exclusive, against writes too;
+//! - blocks of an interval over several shards are its own alone: once they are prepared nothing else is ordered there;
 //! - a write that was given up stays, *stuck*, and excludes everything until its fate is known. That holds for
 //!   later writes too: a copy of the old request that turns up late must not land on top of a newer write.
 //!
@@ -26,6 +27,8 @@ pub(crate) enum Use {
         first: bool,
         last: bool,
     },
+    /// Nobody else uses them: they are prepared (I2).
+    Alone,
 }
 
 /// Rules that a test may turn off.
@@ -64,7 +67,7 @@ fn class(len: u32) -> u8 {
 impl Entry {
     fn partial(&self) -> impl Iterator<Item = BlockRange> + use<> {
         let (first, last) = match self.how {
-            Use::Read => (false, false),
+            Use::Read | Use::Alone => (false, false),
             Use::Write { first, last } => (first, last),
         };
         let range = self.range;
@@ -80,6 +83,7 @@ impl Entry {
             return true;
         }
         match (self.how, other.how) {
+            (Use::Alone, _) | (_, Use::Alone) => true,
             (Use::Read, Use::Read) => false,
             (Use::Write { .. }, Use::Write { .. }) => {
                 !lenient.updates
@@ -199,6 +203,7 @@ mod tests {
     fn usage() -> impl Strategy<Value = Use> {
         prop_oneof![
             Just(Use::Read),
+            Just(Use::Alone),
             (any::<bool>(), any::<bool>()).prop_map(|(first, last)| Use::Write { first, last })
         ]
     }
@@ -236,6 +241,7 @@ mod tests {
             let last_block = (self.range.end() - 1) as u32;
             Some(match self.how {
                 _ if self.stuck => 2,
+                Use::Alone => 2,
                 Use::Read => 0,
                 Use::Write { first, last }
                     if (first && block == self.range.start.0) || (last && block == last_block) =>

@@ -84,7 +84,7 @@ impl Driver {
             backoff: Backoff::default(),
         });
         for plan in plans {
-            let key = self.begin_plan(id, plan);
+            let key = self.begin_plan(id, plan, true);
             if let Some(part) = self.parts.get_mut(key) {
                 part.group = Some(group);
             }

@@ -4,6 +4,7 @@
 //! Invariants: an interval takes the blocks of all its segments in one step, so it and others wait only for earlier
 //! ones; it reads old blocks only when all of its blocks are its own; it goes to the head as one update.
 
+use crate::blocks::Use;
 use crate::plan::{Change, Placed, Plan, Progress};
 use crate::requests::{Part, Request, What, Work};
 use crate::slab::Key;
@@ -40,12 +41,12 @@ impl Driver {
             plans = plans.into_iter().flat_map(Plan::split).collect();
         }
         for plan in plans {
-            self.begin_plan(id, plan);
+            self.begin_plan(id, plan, false);
         }
     }
 
     /// Takes the blocks of all segments at once, so intervals and writes wait only for earlier ones.
-    pub(crate) fn begin_plan(&mut self, id: u64, plan: Plan) -> Key {
+    pub(crate) fn begin_plan(&mut self, id: u64, plan: Plan, alone: bool) -> Key {
         let charge = plan.data_bytes().max(BLOCK);
         let (shard, ranges) = (plan.shard(), plan.uses());
         let progress = Progress::new(plan);
@@ -54,6 +55,7 @@ impl Driver {
         let mut tickets = Vec::with_capacity(ranges.len());
         let mut waiting = 0;
         for (range, how) in ranges {
+            let how = if alone { Use::Alone } else { how };
             let (ticket, granted) = self.shards[shard].blocks.enter(range, how, key);
             tickets.push(ticket);
             waiting += usize::from(!granted);

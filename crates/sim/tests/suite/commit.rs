@@ -355,8 +355,43 @@ fn after(mutants: Mutants, moves: &[Move]) -> World {
     w
 }
 
-/// The driver is dead; of what it had sent these messages arrive before others come, and the rest when all is over.
-fn ends(w: &mut World, arrive: u32, order: Option<&[usize]>) -> std::result::Result<(), String> {
+/// What becomes of the driver, or comes after it.
+#[derive(Clone, Copy, Debug)]
+enum End<'a> {
+    /// It is dead, and another one attaches; nodes that are named first are quick.
+    Next(&'a [usize]),
+    /// It is dead, and nobody comes.
+    Nobody,
+    /// It slept, and goes on when heads have given it up.
+    Wakes,
+}
+
+/// Time passes for the nodes alone, until nothing is prepared any more.
+fn is_given_up(w: &mut World) -> u64 {
+    let mut waited = 0;
+    while waited <= DECIDED_MS && w.nodes.iter().any(Node::is_prepared) {
+        w.now = w.now.plus(Nanos::from_millis(20));
+        (0..NODES).for_each(|n| w.happens(n, Happens::Tick));
+        w.settle();
+        waited += 20;
+    }
+    waited
+}
+
+/// The driver goes on after a sleep: in the end it has its answer, and all is there.
+fn wakes(w: &mut World) -> std::result::Result<(), String> {
+    if is_given_up(w) > DECIDED_MS {
+        return Err("blocks are still locked".into());
+    }
+    w.passes(&[0], 3000);
+    match &w.clients[0].answer {
+        Some(Ok(Reply::Committed(_))) if w.news() == [true; NODES] => Ok(()),
+        answer => Err(format!("it was answered {answer:?}, and is there: {:?}", w.news())),
+    }
+}
+
+/// Of what a dead driver had sent these messages arrive before others come, and the rest when all is over.
+fn ends(w: &mut World, arrive: u32, end: End<'_>) -> std::result::Result<(), String> {
     let is_answered = matches!(w.clients[0].answer, Some(Ok(Reply::Committed(_))));
     if w.clients[0].answer.as_ref().is_some_and(Result::is_err) {
         return Err(format!("the client got {:?}", w.clients[0].answer));
@@ -366,22 +401,13 @@ fn ends(w: &mut World, arrive: u32, order: Option<&[usize]>) -> std::result::Res
             w.makes(0, Move::There(n));
         }
     }
-    let waited = match order {
-        Some(order) => {
+    let waited = match end {
+        End::Next(order) => {
             w.attach();
             w.until_ready(order)
         }
-        None => {
-            // Nobody comes: an empty driver that does nothing stands in for time.
-            let mut waited = 0;
-            while waited <= DECIDED_MS && w.nodes.iter().any(Node::is_prepared) {
-                w.now = w.now.plus(Nanos::from_millis(20));
-                (0..NODES).for_each(|n| w.happens(n, Happens::Tick));
-                w.settle();
-                waited += 20;
-            }
-            waited
-        }
+        End::Nobody => is_given_up(w),
+        End::Wakes => return wakes(w),
     };
     if waited > DECIDED_MS {
         return Err("blocks are still locked".into());
@@ -401,7 +427,7 @@ fn ends(w: &mut World, arrive: u32, order: Option<&[usize]>) -> std::result::Res
             w.makes(0, Move::There(n));
         }
     }
-    if let Some(order) = order {
+    if let End::Next(order) = end {
         w.passes(order, 1000);
         let is_kept = |r: &IntervalRecord| r.state == IntervalState::Committed;
         if let Some(n) = (0..NODES).find(|n| w.nodes[*n].records().iter().any(is_kept)) {
@@ -422,12 +448,12 @@ fn explore(mutants: Mutants, orders: &[&[usize]]) -> (usize, Option<String>) {
         let w = after(mutants, &moves);
         let next = w.moves(0);
         let in_flight = (0..NODES).filter(|n| !w.clients[0].to[*n].is_empty()).fold(0, |all, n| all | 1 << n);
-        let all = orders.iter().map(|o| Some(*o)).chain([None]);
-        for (arrive, order) in (0..8).filter(|a| a & !in_flight == 0).flat_map(|a| all.clone().map(move |o| (a, o))) {
+        let all = orders.iter().map(|o| End::Next(o)).chain([End::Nobody, End::Wakes]);
+        for (arrive, end) in (0..8).filter(|a| a & !in_flight == 0).flat_map(|a| all.clone().map(move |e| (a, e))) {
             let mut w = after(mutants, &moves);
             ended += 1;
-            if let Err(why) = ends(&mut w, arrive, order) {
-                return (ended, Some(format!("{moves:?}, then {arrive:03b} arrive, attached by {order:?}: {why}")));
+            if let Err(why) = ends(&mut w, arrive, end) {
+                return (ended, Some(format!("{moves:?}, then {arrive:03b} arrive, {end:?}: {why}")));
             }
         }
         open.extend(next.into_iter().map(|m| [moves.clone(), vec![m]].concat()));
