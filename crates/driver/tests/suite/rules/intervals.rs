@@ -259,6 +259,7 @@ fn shards_prepare_the_first_one_decides() {
         s.sees(&[]);
         durable(&mut s, 1, 4);
         s.sees(&["n1 <- read s1 r0 v1 floor 4 [0+1]"]);
+        s.answer(0, &[Some(2)]);
         // The next one says that it is over.
         over_both(&mut s, 2);
         assert!(s.lines.iter().any(|l| l.starts_with("n1 <- prepare s0 i2/2 #3")), "{:?}", s.lines);
