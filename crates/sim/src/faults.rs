@@ -264,9 +264,6 @@ fn name_head(c: &Cluster, shard: ShardId, to: NodeId) {
 /// A node is to be emptied, whatever state it is in, or to be one as others again.
 fn drain_node(c: &Rc<Cluster>) {
     let Some(node) = some_node(c).filter(|_| !c.control.is_down()).map(|n| n.id) else { return };
-    if c.luck.borrow_mut().chance(0.3) {
-        return move_copy(c, node);
-    }
     let drains = c.luck.borrow_mut().chance(0.6);
     c.world.say(|| format!("control: node {node} drains: {drains}"));
     let command = Command::DrainNode { node, drains, heir: None };
@@ -275,22 +272,6 @@ fn drain_node(c: &Rc<Cluster>) {
     }
     let done = c.control.apply(command);
     c.world.trace(0x56, node.0, u64::from(done.is_ok()));
-}
-
-/// A copy of some shard is to be at this node, whatever state it is in.
-fn move_copy(c: &Rc<Cluster>, to: NodeId) {
-    let Some((shard, head, other)) = some_chain(c) else { return };
-    let from = if c.luck.borrow_mut().chance(0.3) { head } else { other };
-    c.world.say(|| format!("control: the copy of shard {shard} at node {from} is to be at node {to}"));
-    let command = Command::MoveCopy { shard, from, to };
-    if let Some(seats) = c.control.seats() {
-        return seats.order(command);
-    }
-    let done = c.control.apply(command);
-    if done.is_ok() {
-        c.world.count("copies moved");
-    }
-    c.world.trace(0x57, to.0, u64::from(done.is_ok()));
 }
 
 fn fail_over(c: &Rc<Cluster>) {
